@@ -1,0 +1,74 @@
+"""arena: tick-scoped memory for long-running Python loops.
+
+Everything that a tick allocates goes at its end in one step, unless it was explicitly persisted::
+
+    import arena
+
+    with arena.tick("awareness") as t:
+        buf = t.strbuf()
+        buf.append("scratch, gone when the tick ends")
+        keep = buf.persist()
+"""
+
+from arena import _load as _load
+from arena._native import (
+    Block,
+    Str,
+    StrBuf,
+    Tick,
+    alloc,
+    alloc_persist,
+    begin,
+    cleanup,
+    current,
+    end,
+    persist,
+    strbuf,
+    strbuf_persist,
+    strdup,
+    strdup_persist,
+    tick,
+)
+from arena._version import __version__
+from arena.errors import (
+    ArenaError,
+    EscapeError,
+    LimitError,
+    StaleError,
+    TickError,
+    WrongThreadError,
+)
+from arena.loop import Ticks, ticks
+from arena.memory import Stats, stats
+from arena.store import Store
+
+__all__ = [
+    "ArenaError",
+    "Block",
+    "EscapeError",
+    "LimitError",
+    "StaleError",
+    "Stats",
+    "Store",
+    "Str",
+    "StrBuf",
+    "Tick",
+    "TickError",
+    "Ticks",
+    "WrongThreadError",
+    "__version__",
+    "alloc",
+    "alloc_persist",
+    "begin",
+    "cleanup",
+    "current",
+    "end",
+    "persist",
+    "stats",
+    "strbuf",
+    "strbuf_persist",
+    "strdup",
+    "strdup_persist",
+    "tick",
+    "ticks",
+]

@@ -1,0 +1,54 @@
+"""``@arena.tick("name")``: a fresh tick around each call of a function."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Generator
+from typing import Any
+
+from arena import _native
+
+
+def decorate(
+    fn: Callable[..., Any], name: str | None, limit: int | None, escapes: str
+) -> Callable[..., Any]:
+    """Wrap ``fn`` so that each call runs in a tick of its own, named after it unless named.
+
+    For ``async def`` the tick spans the whole coroutine, for a generator function the whole
+    iteration. An async generator is refused: nothing ends it in time when its consumer stops early.
+    """
+    if not callable(fn):
+        raise TypeError(f"tick() decorates functions, not {type(fn).__name__}")
+    label = name if name is not None else getattr(fn, "__qualname__", type(fn).__name__)
+    options: dict[str, Any] = {"limit": limit, "escapes": escapes}
+
+    if inspect.isasyncgenfunction(fn):
+        raise TypeError(
+            f"tick() cannot decorate the async generator function {label}: an async generator is "
+            "finalized late, in another task; open the tick inside it, around each step"
+        )
+    if inspect.iscoroutinefunction(fn):
+
+        @functools.wraps(fn)
+        async def in_tick_async(*args: Any, **kwargs: Any) -> Any:
+            with _native.tick(label, **options):
+                return await fn(*args, **kwargs)
+
+        return in_tick_async
+
+    if inspect.isgeneratorfunction(fn):
+
+        @functools.wraps(fn)
+        def in_tick_generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            with _native.tick(label, **options):
+                return (yield from fn(*args, **kwargs))
+
+        return in_tick_generator
+
+    @functools.wraps(fn)
+    def in_tick(*args: Any, **kwargs: Any) -> Any:
+        with _native.tick(label, **options):
+            return fn(*args, **kwargs)
+
+    return in_tick

@@ -1,0 +1,50 @@
+"""Loads the compiled module, checks that it is this version's, and lends it what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from arena import errors
+from arena._version import __version__
+
+_FIX = (
+    "build it again: `pip install -e .` in the source tree, "
+    "or `pip install --force-reinstall tick-arena`"
+)
+
+try:
+    from arena import _native
+except ModuleNotFoundError as error:
+    if error.name != "arena._native":
+        raise
+    raise ImportError(f"arena's compiled module is missing; {_FIX}", name="arena._native") from None
+
+
+def check_version(compiled: str) -> None:
+    """Raise ImportError unless the compiled module has this package's version."""
+    if compiled != __version__:
+        raise ImportError(
+            f"arena's compiled module is version {compiled}, its Python files are {__version__}; "
+            f"{_FIX}",
+            name="arena._native",
+        )
+
+
+def _decorate(
+    fn: Callable[..., Any], name: str | None, limit: int | None, escapes: str
+) -> Callable[..., Any]:
+    from arena._decorate import decorate  # inspect and functools are wanted only here
+
+    return decorate(fn, name, limit, escapes)
+
+
+check_version(_native.ffi.string(_native.lib.arena_version()).decode())
+if _native.lib.arena_py_register() != 0:
+    raise ImportError("arena's native types could not be registered", name="arena._native")
+_native._lend(
+    **{name: getattr(errors, name) for name in errors.__all__},
+    thread_label=errors.thread_label,
+    settle=errors.settle,
+    decorate=_decorate,
+)

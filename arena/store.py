@@ -1,0 +1,93 @@
+"""``Store``: a dict whose values are persisted memory, freed when replaced or deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from arena import _native
+from arena._native import Block, Str, StrBuf
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["Store"]
+
+Handle: TypeAlias = Block | Str | StrBuf
+
+
+class Store(MutableMapping[str, Handle]):
+    """State that outlives ticks, kept in persisted memory.
+
+    What is put in is copied: ``str`` and bytes-like values become a ``Str``, a handle keeps its
+    type. Reading gives the persisted handle, with no copy. A value that is replaced, deleted or
+    cleared is freed at once, so a handle read before raises ``StaleError`` after; a view of it
+    keeps its bytes until the view dies. ``pop`` hands the value over instead: it is the caller's.
+
+    Keys are ``str``. Any thread may use a store; each call is one step. Other Python values do not
+    live in arena memory: put ``json.dumps(value)`` in. Raises ``TypeError`` for those,
+    ``StaleError`` for a stale handle, ``MemoryError``; then the store is as it was.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(
+        self,
+        values: Mapping[str, str | Buffer] | Iterable[tuple[str, str | Buffer]] = (),
+        /,
+        **more: str | Buffer,
+    ) -> None:
+        self._values: dict[str, Handle] = {}
+        self.update(values, **more)
+
+    def __getitem__(self, key: str) -> Handle:
+        return self._values[key]
+
+    def __setitem__(self, key: str, value: str | Buffer) -> None:
+        if not isinstance(key, str):
+            raise TypeError(f"the keys of a Store are str, not {type(key).__name__}")
+        try:
+            kept = _native.persist(value)
+        except TypeError:
+            raise TypeError(
+                f"a Store holds text and bytes, not {type(value).__name__}: "
+                "put in str, bytes, a handle, or json.dumps(value)"
+            ) from None
+        old = self._values.get(key)
+        self._values[key] = kept
+        if old is not None:
+            old._discard()
+
+    def __delitem__(self, key: str) -> None:
+        self._values.pop(key)._discard()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def __repr__(self) -> str:
+        return f"<arena.Store of {len(self)} values, {self.nbytes} bytes>"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values, without keys and overhead."""
+        return sum(value.nbytes for value in list(self._values.values()))
+
+    def pop(self, key: str, /, *default: object) -> object:
+        """Take a value out without freeing it: it lives until its handle is freed or collected."""
+        return self._values.pop(key, *default)
+
+    def popitem(self) -> tuple[str, Handle]:
+        """Take the newest value out without freeing it."""
+        return self._values.popitem()
+
+    def clear(self) -> None:
+        """Free every value."""
+        old, self._values = self._values, {}
+        for value in old.values():
+            value._discard()

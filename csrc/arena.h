@@ -1,0 +1,160 @@
+/* arena.h: tick-scoped memory, the public C API.
+ *
+ * A tick is one scope: it begins, allocates, ends. All that it allocated (its scratch) goes at
+ * the end in one step; what must live on is copied out by a `_persist` call and lives until
+ * arena_free_persist.
+ *
+ * Contracts that hold for every function here:
+ *  - A tick belongs to the thread that began it. Only that thread may allocate in it or end it;
+ *    arena_end checks this, the allocating calls do not (it would cost more than the allocation).
+ *    Persisted memory may be used and freed by any thread.
+ *  - A NULL tick means the current one: the innermost open tick that arena_begin opened on this
+ *    thread. With none open the allocation is a stray: it lives on like persisted memory, is
+ *    counted, and may be freed with arena_free_persist.
+ *  - A function that can fail returns NULL or a negative code; arena_error() then says which code.
+ *    None prints, none aborts.
+ *  - Sizes are bytes. A size of 0 is valid and gives a pointer that is unique while its tick is
+ *    open. Memory is aligned to 16 bytes.
+ *  - Using scratch after its tick has ended is undefined in C, as after free(). (The Python types
+ *    check it.)
+ *
+ * The region between the two cdef marks is, to the letter, what the Python builder gives to cffi:
+ * no attributes, macros with arguments or preprocessor lines in it.
+ */
+#ifndef ARENA_H
+#define ARENA_H
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ARENA_VERSION "0.1.0"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cdef begin */
+
+typedef struct arena_tick arena_tick;
+typedef struct arena_strbuf arena_strbuf;
+typedef void (*arena_cleanup_fn)(void *arg);
+
+enum {
+    ARENA_OK = 0,
+    ARENA_E_NOMEM = -1,   /* the operating system gave no memory */
+    ARENA_E_LIMIT = -2,   /* the tick's limit would be passed; the tick is as it was */
+    ARENA_E_ENDED = -3,   /* no such tick is open: never begun, or ended already */
+    ARENA_E_THREAD = -4,  /* the tick belongs to another thread */
+    ARENA_E_ENDING = -5,  /* the tick's cleanups are running: it takes no more work */
+    ARENA_E_INVALID = -6  /* an argument is out of range */
+};
+
+/* All sizes in bytes. `scratch` counts what callers asked for, `chunks` what was mapped for it. */
+typedef struct arena_stats {
+    uint64_t ticks_begun;      /* ever */
+    uint64_t ticks_ended;      /* ever */
+    uint64_t ticks_open;       /* now */
+    uint64_t scratch;          /* asked for by open ticks, now */
+    uint64_t scratch_peak;     /* the most that one tick had asked for at its end */
+    uint64_t chunks;           /* mapped for open ticks, now (oversize included) */
+    uint64_t chunks_peak;      /* the most of it at one time */
+    uint64_t cached;           /* chunks kept for the next ticks, now */
+    uint64_t high_water;       /* what the retention window says is needed */
+    uint64_t pinned;           /* chunks that outlive their tick because a view lives, now */
+    uint64_t pinned_count;     /* how many chunks that is */
+    uint64_t pinned_ever;      /* chunks ever pinned past their tick */
+    uint64_t persisted;        /* bytes asked for by persist calls, now */
+    uint64_t persisted_count;  /* allocations, now */
+    uint64_t persisted_peak;   /* the most of `persisted` at one time */
+    uint64_t strays;           /* bytes of strays, now */
+    uint64_t strays_count;     /* allocations, now */
+    uint64_t strays_ever;      /* allocations, ever */
+    uint64_t maps;             /* mappings asked of the operating system, ever */
+    uint64_t unmaps;           /* mappings given back, ever */
+} arena_stats;
+
+/* Library. */
+const char *arena_version(void);
+const char *arena_strerror(int code);
+int arena_error(void);
+void arena_stats_get(arena_stats *out);
+
+/* Gives cached chunks back to the operating system until at most `keep` bytes are cached.
+ * Returns the bytes given back. Unmaps outside of any lock. */
+size_t arena_trim(size_t keep);
+
+/* Ticks. arena_begin makes the new tick current on this thread; `name` may be NULL and is copied
+ * (31 bytes of it). arena_end runs the cleanups, last in first out, then gives the memory back; it
+ * ends every tick that was begun inside first. A second end is ARENA_E_ENDED while the record of
+ * the tick has not been reused for a later one. */
+arena_tick *arena_begin(const char *name);
+int arena_end(arena_tick *tick);
+arena_tick *arena_current(void);
+const char *arena_name(const arena_tick *tick);
+uint64_t arena_number(const arena_tick *tick);
+size_t arena_used(const arena_tick *tick);
+
+/* The most bytes that the tick may hold, exact to the byte: what callers asked for, a growing
+ * string by its length. SIZE_MAX lifts the limit. ARENA_E_INVALID when more is in use already. */
+int arena_limit(arena_tick *tick, size_t bytes);
+
+/* Calls fn(arg) when the tick ends. A cleanup may read the tick's memory; it may not allocate in
+ * the tick (ARENA_E_ENDING) or end it. */
+int arena_cleanup(arena_tick *tick, arena_cleanup_fn fn, void *arg);
+
+/* Scratch. arena_alloc leaves the bytes undefined, arena_zalloc zeroes them. arena_realloc takes
+ * the old size, grows in place where it can, and leaves the old block alone on failure. The string
+ * calls add a NUL, which counts as an asked-for byte. */
+void *arena_alloc(arena_tick *tick, size_t size);
+void *arena_zalloc(arena_tick *tick, size_t size);
+void *arena_realloc(arena_tick *tick, void *old, size_t old_size, size_t size);
+void *arena_memdup(arena_tick *tick, const void *data, size_t size);
+char *arena_strdup(arena_tick *tick, const char *text);
+char *arena_strndup(arena_tick *tick, const char *text, size_t size);
+char *arena_printf(arena_tick *tick, const char *format, ...);
+
+/* Growing strings. A string grows in the tick that made it, whichever is current. The data is
+ * NUL-terminated (the NUL is in no length and no limit) and moves when the string grows. `data`
+ * given to append may lie inside the string itself. A failed call leaves the string as it was. */
+arena_strbuf *arena_strbuf_new(arena_tick *tick, size_t capacity);
+int arena_strbuf_append(arena_strbuf *buf, const void *data, size_t size);
+int arena_strbuf_puts(arena_strbuf *buf, const char *text);
+int arena_strbuf_printf(arena_strbuf *buf, const char *format, ...);
+char *arena_strbuf_data(const arena_strbuf *buf);
+size_t arena_strbuf_len(const arena_strbuf *buf);
+int arena_strbuf_truncate(arena_strbuf *buf, size_t size);
+int arena_strbuf_clear(arena_strbuf *buf);
+
+/* Persisted memory: lives until arena_free_persist, belongs to no thread. */
+void *arena_alloc_persist(size_t size);
+void *arena_zalloc_persist(size_t size);
+void *arena_realloc_persist(void *old, size_t size);
+void *arena_memdup_persist(const void *data, size_t size);
+char *arena_strdup_persist(const char *text);
+char *arena_strndup_persist(const char *text, size_t size);
+char *arena_printf_persist(const char *format, ...);
+arena_strbuf *arena_strbuf_new_persist(size_t capacity);
+size_t arena_size_persist(const void *persisted);
+
+/* Frees what a `_persist` call (or a stray) gave, growing strings too. NULL is fine. */
+void arena_free_persist(void *persisted);
+
+/* cdef end */
+
+#if defined(__GNUC__)
+/* The same declarations again, with what a compiler can check. */
+char *arena_printf(arena_tick *tick, const char *format, ...) __attribute__((format(printf, 2, 3)));
+char *arena_printf_persist(const char *format, ...) __attribute__((format(printf, 1, 2)));
+int arena_strbuf_printf(arena_strbuf *buf, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+void *arena_alloc(arena_tick *tick, size_t size) __attribute__((alloc_size(2)));
+void *arena_zalloc(arena_tick *tick, size_t size) __attribute__((alloc_size(2)));
+void *arena_alloc_persist(size_t size) __attribute__((alloc_size(1)));
+void *arena_zalloc_persist(size_t size) __attribute__((alloc_size(1)));
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,220 @@
+/* internal.h: what the core's files and the Python types share. Nothing outside csrc includes it.
+ *
+ * Three structures carry everything: a chunk (pages that a tick owns), a tick (a bump pointer into
+ * its newest chunk, and what it may still ask for), and the thread's own record.
+ */
+#ifndef ARENA_INTERNAL_H
+#define ARENA_INTERNAL_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1 /* mremap, strnlen */
+#endif
+
+#include "arena.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#define ARENA__ALIGN ((size_t)16)
+#define ARENA__CHUNK_MIN ((size_t)64 << 10)
+#define ARENA__CLASSES 7 /* 64 KiB << 0 .. 6: up to 4 MiB; larger requests are oversize */
+#define ARENA__CHUNK_MAX (ARENA__CHUNK_MIN << (ARENA__CLASSES - 1))
+#define ARENA__OVERSIZE 255
+
+/* "No limit": so large that no sum of two sizes below it can overflow. */
+#define ARENA__UNLIMITED (SIZE_MAX / 4)
+
+#define ARENA__LOAD(x) __atomic_load_n(&(x), __ATOMIC_RELAXED)
+#define ARENA__STORE(x, v) __atomic_store_n(&(x), (v), __ATOMIC_RELAXED)
+#define ARENA__ADD(x, v) __atomic_fetch_add(&(x), (v), __ATOMIC_RELAXED)
+#define ARENA__SUB(x, v) __atomic_fetch_sub(&(x), (v), __ATOMIC_RELAXED)
+
+#define ARENA__LIKELY(x) __builtin_expect(!!(x), 1)
+#define ARENA__UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define ARENA__NOINLINE __attribute__((noinline, cold))
+
+/* A chunk's header lies at the start of its own mapping. */
+typedef struct arena__chunk {
+    struct arena__chunk *next; /* in the tick's list, newest first; in a cache list; in a batch */
+    struct arena__chunk *prev; /* in the tick's list only */
+    size_t size;               /* of the whole mapping */
+    size_t dirty;              /* bytes from the start that an earlier use may have written */
+    size_t extent;             /* bytes from the start that this use has handed out */
+    size_t pins;               /* live views into it; guarded by the pages lock */
+    uint8_t klass;             /* size class, or ARENA__OVERSIZE */
+    bool alone;                /* holds one allocation, which may grow to the chunk's end */
+    bool orphan;               /* its tick has ended; the last view frees it */
+} arena__chunk;
+
+#define ARENA__HEAD ((sizeof(arena__chunk) + ARENA__ALIGN - 1) & ~(ARENA__ALIGN - 1))
+
+_Static_assert(ARENA__HEAD <= 64, "a chunk's header is one cache line");
+_Static_assert((ARENA__CHUNK_MIN & (ARENA__CHUNK_MIN - 1)) == 0, "classes are powers of two");
+
+typedef struct arena__cleanup {
+    struct arena__cleanup *next;
+    arena_cleanup_fn fn;
+    void *arg;
+} arena__cleanup;
+
+enum { ARENA__ENDED = 0, ARENA__OPEN = 1, ARENA__ENDING = 2 };
+
+struct arena_tick {
+    /* The hot line. A tick that is not open has pos == end and room == 0, so that the fast path
+     * needs no check of the state. */
+    char *pos;
+    char *end;
+    size_t room;  /* bytes that callers may still ask for: limit - used. Read by other threads. */
+    size_t limit; /* `room` of the empty tick. Read by other threads. */
+    arena__chunk *current; /* the chunk that pos and end point into */
+    arena__chunk *chunks;  /* all of them, newest first */
+    size_t grown;          /* bytes of shared chunks so far: decides the next one's class */
+    uint64_t owner;        /* arena__self.id of the thread that began it */
+    uint64_t number;       /* 1, 2, 3, ... in the order of begins in the process */
+    arena__cleanup *cleanups;
+    arena_tick *below;       /* the C stack of the thread; also the free list of records */
+    arena_tick *open_next;   /* list of the ticks that hold chunks; guarded by the pages lock */
+    arena_tick **open_prev;
+    uint8_t state;
+    bool detached; /* not on a C stack: the Python types keep their own order */
+    char name[32];
+};
+
+struct arena_strbuf {
+    arena_tick *tick; /* NULL: the data is persisted memory */
+    char *data;       /* NULL until something is written; else NUL-terminated */
+    size_t len;
+    size_t cap;          /* without the NUL */
+    arena__chunk *chunk; /* where the data lies; NULL for persisted memory */
+    bool stray;          /* persisted memory that nobody asked to persist */
+};
+
+/* What a thread knows about itself. `id` is never reused, unlike a pthread_t. */
+typedef struct arena__thread {
+    uint64_t id;
+    arena_tick *top;  /* innermost tick of the C stack */
+    arena_tick *free; /* records for the next begins */
+    int error;        /* code of the last failure */
+    bool registered;  /* its end will be noticed */
+} arena__thread;
+
+/* initial-exec: one instruction to reach; 40 bytes fit the spare that glibc keeps for dlopen. */
+#if defined(__GLIBC__) || defined(__linux__)
+#define ARENA__TLS __attribute__((tls_model("initial-exec")))
+#else
+#define ARENA__TLS
+#endif
+extern _Thread_local arena__thread arena__self ARENA__TLS;
+
+uint64_t arena__name_thread(void);
+
+static inline uint64_t arena__tid(void) {
+    uint64_t id = arena__self.id;
+    return ARENA__LIKELY(id != 0) ? id : arena__name_thread();
+}
+
+/* Records why a call fails; returns the code. */
+static inline int arena__fail(int code) {
+    arena__self.error = code;
+    return code;
+}
+
+/* The operating system, behind three functions so that a test can supply its own. `map` returns
+ * zeroed pages or NULL; `remap` may move, keeps the old mapping on failure, and may be refused. */
+typedef struct arena__os {
+    void *(*map)(size_t size);
+    void (*unmap)(void *start, size_t size);
+    void *(*remap)(void *start, size_t old_size, size_t size);
+} arena__os;
+extern arena__os arena__system;
+
+/* pages.c */
+arena__chunk *arena__chunk_get(arena_tick *tick, size_t need, bool alone);
+void arena__chunk_drop(arena_tick *tick, arena__chunk *chunk);
+arena__chunk *arena__chunk_resize(arena_tick *tick, arena__chunk *chunk, size_t need);
+size_t arena__chunks_return(arena_tick *tick);
+void arena__pin(arena__chunk *chunk);
+void arena__unpin(arena__chunk *chunk);
+void arena__pages_stats(arena_stats *out);
+void arena__lock(void);
+void arena__unlock(void);
+
+/* tick.c */
+void arena__tick_open(arena_tick *tick);
+void arena__tick_ending(arena_tick *tick);
+size_t arena__tick_close(arena_tick *tick);
+arena_tick *arena__pick(arena_tick *tick);
+void arena__tick_stats(arena_stats *out);
+
+/* Asked for the current tick when C has none newer: the Python types answer from their context
+ * variable. NULL when nobody is there to ask. */
+extern arena_tick *(*arena__outer_current)(void);
+
+static inline size_t arena__used(const arena_tick *tick) {
+    return ARENA__LOAD(tick->limit) - ARENA__LOAD(tick->room);
+}
+
+/* Counts `size` bytes as asked for. The caller has checked size <= room. */
+static inline void arena__charge(arena_tick *tick, size_t size) {
+    ARENA__STORE(tick->room, ARENA__LOAD(tick->room) - size);
+}
+
+static inline void arena__refund(arena_tick *tick, size_t size) {
+    ARENA__STORE(tick->room, ARENA__LOAD(tick->room) + size);
+}
+
+/* alloc.c */
+void *arena__take(arena_tick *tick, size_t size, arena__chunk **chunk);
+void *arena__alloc_slow(arena_tick *tick, size_t size, arena__chunk **chunk);
+bool arena__extend(arena_tick *tick, arena__chunk *chunk, void *data, size_t old_size, size_t size);
+int arena__may_ask(const arena_tick *tick, size_t size);
+void arena__zero(arena__chunk *chunk, void *data, size_t size);
+
+static inline size_t arena__round(size_t size) {
+    return (size + (ARENA__ALIGN - 1)) & ~(ARENA__ALIGN - 1);
+}
+
+/* The fast path: two compares and three moves. `span - 1` sends a size of 0 to the slow path; a
+ * size that would overflow when rounded is larger than any room. */
+static inline void *arena__alloc_in(arena_tick *tick, size_t size, arena__chunk **chunk) {
+    size_t room = ARENA__LOAD(tick->room);
+    size_t span = arena__round(size);
+    char *data = tick->pos;
+    if (ARENA__LIKELY(size <= room && span - 1 < (size_t)(tick->end - data))) {
+        tick->pos = data + span;
+        ARENA__STORE(tick->room, room - size);
+        *chunk = tick->current;
+        return data;
+    }
+    return arena__alloc_slow(tick, size, chunk);
+}
+
+/* strbuf.c */
+void arena__strbuf_init(arena_strbuf *buf, arena_tick *tick);
+int arena__strbuf_reserve(arena_strbuf *buf, size_t extra);
+int arena__strbuf_append_slow(arena_strbuf *buf, const void *data, size_t size);
+void arena__strbuf_free(arena_strbuf *buf);
+
+/* The fast path of an append: the bytes fit the capacity and the limit. */
+static inline int arena__strbuf_append(arena_strbuf *buf, const void *data, size_t size) {
+    if (ARENA__LIKELY(size <= buf->cap - buf->len && buf->tick && size <= ARENA__LOAD(buf->tick->room)
+                      && buf->data)) {
+        char *at = buf->data + buf->len;
+        memcpy(at, data, size);
+        at[size] = '\0';
+        buf->len += size;
+        arena__charge(buf->tick, size);
+        return ARENA_OK;
+    }
+    return arena__strbuf_append_slow(buf, data, size);
+}
+
+/* persist.c */
+enum { ARENA__PERSIST = 1, ARENA__STRAY = 2 };
+void *arena__persist_new(size_t size, bool stray);
+void *arena__persist_resize(void *old, size_t size);
+arena_strbuf *arena__persist_strbuf(size_t capacity, bool stray);
+void arena__persist_stats(arena_stats *out);
+
+#endif

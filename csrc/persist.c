@@ -1,0 +1,159 @@
+/* persist.c: memory that outlives ticks, and strays.
+ *
+ * From malloc, with 16 bytes before the data: its size, so that the counters are exact, and its
+ * kind. Chunks would be wrong here: one long-lived string would hold 64 KiB of pages.
+ */
+#include "internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef struct head {
+    size_t size;
+    uint32_t kind; /* ARENA__PERSIST or ARENA__STRAY */
+    uint32_t strbuf;
+} head;
+
+_Static_assert(sizeof(head) == 16, "the data stays aligned to 16");
+
+static size_t bytes, bytes_peak, stray_bytes;
+static uint64_t count, stray_count, strays_ever;
+
+static void note_peak(size_t now) {
+    size_t peak = ARENA__LOAD(bytes_peak);
+    while (now > peak && !__atomic_compare_exchange_n(&bytes_peak, &peak, now, true,
+                                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        continue;
+}
+
+static void account(const head *h, size_t added, size_t removed) {
+    if (h->kind == ARENA__STRAY) {
+        ARENA__ADD(stray_bytes, added - removed);
+    } else {
+        note_peak(ARENA__ADD(bytes, added - removed) + added - removed);
+    }
+}
+
+static head *head_of(const void *data) {
+    return (head *)((uintptr_t)data - sizeof(head));
+}
+
+void *arena__persist_new(size_t size, bool stray) {
+    head *h = size <= ARENA__UNLIMITED ? malloc(sizeof *h + size) : NULL;
+    if (!h) {
+        arena__fail(ARENA_E_NOMEM);
+        return NULL;
+    }
+    *h = (head){size, stray ? ARENA__STRAY : ARENA__PERSIST, 0};
+    account(h, size, 0);
+    if (stray) {
+        ARENA__ADD(stray_count, 1);
+        ARENA__ADD(strays_ever, 1);
+    } else {
+        ARENA__ADD(count, 1);
+    }
+    return h + 1;
+}
+
+void *arena__persist_resize(void *old, size_t size) {
+    head *h = size <= ARENA__UNLIMITED ? realloc(head_of(old), sizeof *h + size) : NULL;
+    if (!h) {
+        arena__fail(ARENA_E_NOMEM);
+        return NULL;
+    }
+    account(h, size, h->size);
+    h->size = size;
+    return h + 1;
+}
+
+arena_strbuf *arena__persist_strbuf(size_t capacity, bool stray) {
+    arena_strbuf *buf = arena__persist_new(sizeof *buf, stray);
+    if (!buf) return NULL;
+    head_of(buf)->strbuf = 1;
+    arena__strbuf_init(buf, NULL);
+    buf->stray = stray;
+    if (capacity && arena__strbuf_reserve(buf, capacity) != ARENA_OK) {
+        arena_free_persist(buf);
+        return NULL;
+    }
+    return buf;
+}
+
+void arena_free_persist(void *persisted) {
+    if (!persisted) return;
+    head *h = head_of(persisted);
+    if (h->strbuf) arena_free_persist(((arena_strbuf *)persisted)->data);
+    account(h, 0, h->size);
+    if (h->kind == ARENA__STRAY)
+        ARENA__SUB(stray_count, 1);
+    else
+        ARENA__SUB(count, 1);
+    free(h);
+}
+
+size_t arena_size_persist(const void *persisted) {
+    return persisted ? head_of(persisted)->size : 0;
+}
+
+void *arena_alloc_persist(size_t size) {
+    return arena__persist_new(size, false);
+}
+
+void *arena_zalloc_persist(size_t size) {
+    void *data = arena__persist_new(size, false);
+    if (data) memset(data, 0, size);
+    return data;
+}
+
+void *arena_realloc_persist(void *old, size_t size) {
+    return old ? arena__persist_resize(old, size) : arena__persist_new(size, false);
+}
+
+void *arena_memdup_persist(const void *data, size_t size) {
+    void *copy = arena__persist_new(size, false);
+    if (copy && size) memcpy(copy, data, size);
+    return copy;
+}
+
+char *arena_strndup_persist(const char *text, size_t size) {
+    size_t length = strnlen(text, size);
+    char *copy = arena__persist_new(length + 1, false);
+    if (!copy) return NULL;
+    memcpy(copy, text, length);
+    copy[length] = '\0';
+    return copy;
+}
+
+char *arena_strdup_persist(const char *text) {
+    return arena_memdup_persist(text, strlen(text) + 1);
+}
+
+char *arena_printf_persist(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    if (length < 0) {
+        arena__fail(ARENA_E_INVALID);
+        return NULL;
+    }
+    char *text = arena__persist_new((size_t)length + 1, false);
+    if (!text) return NULL;
+    va_start(args, format);
+    (void)vsnprintf(text, (size_t)length + 1, format, args);
+    va_end(args);
+    return text;
+}
+
+arena_strbuf *arena_strbuf_new_persist(size_t capacity) {
+    return arena__persist_strbuf(capacity, false);
+}
+
+void arena__persist_stats(arena_stats *out) {
+    out->persisted = ARENA__LOAD(bytes);
+    out->persisted_count = ARENA__LOAD(count);
+    out->persisted_peak = ARENA__LOAD(bytes_peak);
+    out->strays = ARENA__LOAD(stray_bytes);
+    out->strays_count = ARENA__LOAD(stray_count);
+    out->strays_ever = ARENA__LOAD(strays_ever);
+}

@@ -1,0 +1,95 @@
+/* errors.c: the one place that turns a code or a state into an exception. */
+#include "py.h"
+
+/* "tick 'awareness' (number 5)": a new reference. */
+PyObject *arena_py_describe(Scope *scope) {
+    unsigned long long number = scope->tick.number;
+    if (scope->name) return PyUnicode_FromFormat("tick %R (number %llu)", scope->name, number);
+    return PyUnicode_FromFormat("tick number %llu", number);
+}
+
+void arena_py_raise_thread(Scope *scope, const char *what) {
+    PyObject *which = arena_py_describe(scope);
+    PyObject *owner = PyObject_CallFunction(arena_py_lent.thread_label, "k", scope->thread);
+    PyObject *here =
+        PyObject_CallFunction(arena_py_lent.thread_label, "k", PyThread_get_thread_ident());
+    if (which && owner && here)
+        PyErr_Format(arena_py_lent.WrongThreadError,
+                     "%s %U belongs to thread %U and was used by thread %U: a tick stays in its "
+                     "thread, persisted memory may cross",
+                     what, which, owner, here);
+    Py_XDECREF(which);
+    Py_XDECREF(owner);
+    Py_XDECREF(here);
+}
+
+/* For a tick that is not open, or not this thread's. */
+void arena_py_raise_state(Scope *scope) {
+    if (scope->tick.state == ARENA__ENDED) {
+        arena_py_raise(ARENA_E_ENDED, scope, 0);
+    } else if (!arena_py_scope_mine(scope)) {
+        arena_py_raise(ARENA_E_THREAD, scope, 0);
+    } else {
+        arena_py_raise(ARENA_E_ENDING, scope, 0);
+    }
+}
+
+void arena_py_raise_unusable(Handle *handle) {
+    Scope *scope = handle->scope;
+    const char *kind = Py_TYPE((PyObject *)handle) == arena_py_Block ? "Block"
+                       : Py_TYPE((PyObject *)handle) == arena_py_Str ? "Str"
+                                                         : "StrBuf";
+    size_t size = arena_py_span(handle).size;
+    if (!scope) {
+        PyErr_Format(arena_py_lent.StaleError, "this %s of %zu bytes was freed", kind, size);
+        return;
+    }
+    if (scope->tick.state != ARENA__ENDED) {
+        arena_py_raise_thread(scope, "scratch of");
+        return;
+    }
+    PyObject *which = arena_py_describe(scope);
+    if (!which) return;
+    PyErr_Format(arena_py_lent.StaleError,
+                 "this %s of %zu bytes belonged to %U, which has ended: persist() what must "
+                 "outlive its tick",
+                 kind, size, which);
+    Py_DECREF(which);
+}
+
+/* `requested` matters for ARENA_E_LIMIT only. */
+void arena_py_raise(int code, Scope *scope, size_t requested) {
+    if (code == ARENA_E_NOMEM || !scope) {
+        if (code == ARENA_E_NOMEM)
+            PyErr_NoMemory();
+        else
+            PyErr_SetString(arena_py_lent.ArenaError, arena_strerror(code));
+        return;
+    }
+    if (code == ARENA_E_THREAD) {
+        arena_py_raise_thread(scope, "");
+        return;
+    }
+    PyObject *which = arena_py_describe(scope);
+    if (!which) return;
+    switch (code) {
+    case ARENA_E_LIMIT:
+        PyErr_Format(arena_py_lent.LimitError,
+                     "%U would pass its limit: %zu bytes requested, %zu used, %zu allowed", which,
+                     requested, arena__used(&scope->tick), scope->tick.limit);
+        break;
+    case ARENA_E_ENDED:
+        PyErr_Format(arena_py_lent.TickError, "%U has ended already", which);
+        break;
+    case ARENA_E_ENDING:
+        PyErr_Format(arena_py_lent.TickError,
+                     "%U is ending: its cleanups run, and it takes no more work; what they need "
+                     "may be read, not changed in size",
+                     which);
+        break;
+    default:
+        PyErr_Format(arena_py_lent.ArenaError, "%U: %s", which, arena_strerror(code));
+        break;
+    }
+    Py_DECREF(which);
+}

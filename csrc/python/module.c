@@ -1,0 +1,197 @@
+/* module.c: puts the native types and functions into the module that cffi made. */
+#include "py.h"
+
+struct arena_py_lent arena_py_lent;
+
+static const struct {
+    const char *name;
+    size_t offset;
+} LENT[] = {
+#define LENDS(name) {#name, offsetof(struct arena_py_lent, name)}
+    LENDS(ArenaError), LENDS(StaleError),  LENDS(TickError), LENDS(WrongThreadError),
+    LENDS(LimitError), LENDS(EscapeError), LENDS(settle),    LENDS(thread_label),
+    LENDS(decorate),
+#undef LENDS
+};
+
+/* _lend(**lent): the classes of arena.errors and the functions that only Python can write. */
+static PyObject *lend(PyObject *unused, PyObject *args, PyObject *kwargs) {
+    (void)unused;
+    if (PyTuple_Size(args)) {
+        PyErr_SetString(PyExc_TypeError, "_lend() takes keyword arguments only");
+        return NULL;
+    }
+    for (size_t i = 0; i < sizeof LENT / sizeof *LENT; i++) {
+        PyObject *value = kwargs ? PyDict_GetItemString(kwargs, LENT[i].name) : NULL;
+        if (!value || !PyCallable_Check(value)) {
+            PyErr_Format(PyExc_TypeError, "_lend() needs %s", LENT[i].name);
+            return NULL;
+        }
+        PyObject **slot = (PyObject **)((char *)&arena_py_lent + LENT[i].offset);
+        PyObject *old = *slot;
+        *slot = Py_NewRef(value);
+        Py_XDECREF(old);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *mod_tick(PyObject *unused, PyObject *const *args, Py_ssize_t count,
+                          PyObject *names) {
+    (void)unused;
+    return arena_py_tick_new(args, count, names);
+}
+
+static PyObject *mod_begin(PyObject *unused, PyObject *const *args, Py_ssize_t count,
+                           PyObject *names) {
+    (void)unused;
+    PyObject *tick = arena_py_tick_new(args, count, names);
+    if (!tick) return NULL;
+    if (Py_TYPE(tick) != arena_py_Tick) { /* a function was given, and decorated */
+        Py_DECREF(tick);
+        PyErr_SetString(PyExc_TypeError, "the name of a tick is a str or None, not a function");
+        return NULL;
+    }
+    if (arena_py_tick_begin((Tick *)tick) == 0) return tick;
+    Py_DECREF(tick);
+    return NULL;
+}
+
+static PyObject *mod_current(PyObject *unused, PyObject *unused2) {
+    (void)unused, (void)unused2;
+    Scope *scope = arena_py_scope_current();
+    if (scope) return Py_NewRef((PyObject *)scope->face);
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *mod_end(PyObject *unused, PyObject *unused2) {
+    (void)unused, (void)unused2;
+    Scope *scope = arena_py_scope_needed();
+    if (!scope) return NULL;
+    PyObject *tick = Py_NewRef((PyObject *)scope->face);
+    PyObject *result = PyObject_CallMethod(tick, "end", NULL);
+    Py_DECREF(tick);
+    return result;
+}
+
+static PyObject *mod_alloc(PyObject *unused, PyObject *size) {
+    (void)unused;
+    Scope *scope = arena_py_scope_needed();
+    return scope ? arena_py_block_new(scope, size) : NULL;
+}
+
+static PyObject *mod_strdup(PyObject *unused, PyObject *text) {
+    (void)unused;
+    Scope *scope = arena_py_scope_needed();
+    return scope ? arena_py_str_new(scope, text) : NULL;
+}
+
+static PyObject *mod_strbuf(PyObject *unused, PyObject *const *args, Py_ssize_t count,
+                            PyObject *names) {
+    (void)unused;
+    PyObject *initial;
+    if (arena_py_one_optional("strbuf", "initial", args, count, names, &initial) < 0) return NULL;
+    Scope *scope = arena_py_scope_needed();
+    return scope ? arena_py_strbuf_new(scope, initial) : NULL;
+}
+
+static PyObject *mod_cleanup(PyObject *unused, PyObject *const *args, Py_ssize_t count,
+                             PyObject *names) {
+    (void)unused;
+    Scope *scope = arena_py_scope_needed();
+    return scope ? arena_py_cleanup_in(scope, args, count, names) : NULL;
+}
+
+static PyObject *mod_alloc_persist(PyObject *unused, PyObject *size) {
+    (void)unused;
+    return arena_py_block_new(NULL, size);
+}
+
+static PyObject *mod_strdup_persist(PyObject *unused, PyObject *text) {
+    (void)unused;
+    return arena_py_str_new(NULL, text);
+}
+
+static PyObject *mod_strbuf_persist(PyObject *unused, PyObject *const *args, Py_ssize_t count,
+                                    PyObject *names) {
+    (void)unused;
+    PyObject *initial;
+    if (arena_py_one_optional("strbuf_persist", "initial", args, count, names, &initial) < 0)
+        return NULL;
+    return arena_py_strbuf_new(NULL, initial);
+}
+
+#define FAST(fn) ((PyCFunction)(void (*)(void))(fn))
+
+static PyMethodDef functions[] = {
+    {"tick", FAST(mod_tick), METH_FASTCALL | METH_KEYWORDS,
+     "tick(name=None, *, limit=None, escapes='allow')\n--\n\n"
+     "A tick to open with `with`, or a decorator of def and async def functions.\n\n"
+     "`limit` is the most bytes that it may hold, as an int or as \"64 MiB\": exact to the byte, a\n"
+     "StrBuf by its length. `escapes=\"raise\"` makes the end raise EscapeError when live views pin\n"
+     "memory. Each tick opens once; it belongs to the thread that opens it. Raises TypeError,\n"
+     "ValueError. C: arena_begin, arena_limit."},
+    {"begin", FAST(mod_begin), METH_FASTCALL | METH_KEYWORDS,
+     "begin(name=None, *, limit=None, escapes='allow')\n--\n\n"
+     "Open a tick at once; end it with its end(). Keep what this returns: a tick that nobody holds\n"
+     "is ended with a ResourceWarning. Arguments and errors as tick(). C: arena_begin."},
+    {"end", mod_end, METH_NOARGS,
+     "end()\n--\n\nEnd the current tick, as its end() does. C: arena_end."},
+    {"current", mod_current, METH_NOARGS,
+     "current()\n--\n\n"
+     "The innermost tick that is open in this context and thread, or None. Tasks and threads never\n"
+     "see each other's. C: arena_current."},
+    {"alloc", mod_alloc, METH_O, "alloc(size, /)\n--\n\nTick.alloc() on the current tick."},
+    {"strdup", mod_strdup, METH_O, "strdup(text, /)\n--\n\nTick.strdup() on the current tick."},
+    {"strbuf", FAST(mod_strbuf), METH_FASTCALL | METH_KEYWORDS,
+     "strbuf(initial=None)\n--\n\nTick.strbuf() on the current tick."},
+    {"cleanup", FAST(mod_cleanup), METH_FASTCALL | METH_KEYWORDS,
+     "cleanup(fn, /, *args, **kwargs)\n--\n\nTick.cleanup() on the current tick."},
+    {"alloc_persist", mod_alloc_persist, METH_O,
+     "alloc_persist(size, /)\n--\n\n"
+     "A persisted Block of zeroed bytes: lives until free() or until the handle is collected.\n"
+     "Any thread may use it. Raises MemoryError, TypeError, ValueError. C: arena_zalloc_persist."},
+    {"strdup_persist", mod_strdup_persist, METH_O,
+     "strdup_persist(text, /)\n--\n\nA persisted Str, as alloc_persist(). C: arena_memdup_persist."},
+    {"strbuf_persist", FAST(mod_strbuf_persist), METH_FASTCALL | METH_KEYWORDS,
+     "strbuf_persist(initial=None)\n--\n\n"
+     "A persisted StrBuf, as alloc_persist(). C: arena_strbuf_new_persist."},
+    {"persist", arena_py_persist, METH_O,
+     "persist(what, /)\n--\n\n"
+     "Copy a handle out of its tick, as its persist(); a str or a bytes-like object becomes a Str."},
+    {"_lend", FAST(lend), METH_VARARGS | METH_KEYWORDS,
+     "_lend(**lent)\n--\n\nThe errors and helpers that the types use. For arena/_load.py."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int add_type(PyObject *module, const char *name, PyType_Spec *spec, PyTypeObject **type) {
+    *type = (PyTypeObject *)PyType_FromSpec(spec);
+    return *type ? PyModule_AddObjectRef(module, name, (PyObject *)*type) : -1;
+}
+
+static int register_types(void) {
+    if (arena_py_Tick) return 0;
+    PyObject *sys = PyImport_ImportModule("sys");
+    if (sys) arena_py_lent.is_finalizing = PyObject_GetAttrString(sys, "is_finalizing");
+    Py_XDECREF(sys);
+    if (!arena_py_lent.is_finalizing || arena_py_scope_setup() < 0) return -1;
+    PyObject *module = PyImport_ImportModule("arena._native");
+    if (!module) return -1;
+    int failed = add_type(module, "_Scope", &arena_py_scope_spec, &arena_py_Scope) ||
+                 add_type(module, "Block", &arena_py_block_spec, &arena_py_Block) ||
+                 add_type(module, "Str", &arena_py_str_spec, &arena_py_Str) ||
+                 add_type(module, "StrBuf", &arena_py_strbuf_spec, &arena_py_StrBuf) ||
+                 add_type(module, "Tick", &arena_py_tick_spec, &arena_py_Tick) ||
+                 PyModule_AddFunctions(module, functions);
+    Py_DECREF(module);
+    return failed ? -1 : 0;
+}
+
+/* cffi may or may not hold the GIL around this call; taking it again is free of harm. */
+int arena_py_register(void) {
+    PyGILState_STATE state = PyGILState_Ensure();
+    int failed = register_types();
+    if (failed) PyErr_WriteUnraisable(NULL);
+    PyGILState_Release(state);
+    return failed;
+}

@@ -1,0 +1,187 @@
+/* py.h: what the files of csrc/python share. They are the only ones that know Python.h.
+ *
+ * Who owns whom: the user's code owns the Tick; the Tick owns its Scope; handles, inner scopes and
+ * the context variable own the Scope too, but never the Tick. So a tick that its owner forgets is
+ * collected, and its memory comes back, whatever still holds a handle; and no handle can be part
+ * of a reference cycle, which is why handles need no place in the garbage collector.
+ */
+#ifndef ARENA_PY_H
+#define ARENA_PY_H
+
+#include <Python.h>
+
+#include "../internal.h"
+#include "register.h"
+
+typedef struct Tick Tick;
+
+/* One begun tick: the core's record and what the error messages need. */
+typedef struct Scope {
+    PyObject_HEAD
+    arena_tick tick;
+    struct Scope *parent; /* owned: the tick that was current at the begin */
+    Tick *face;           /* borrowed: NULL once the user's object is gone */
+    PyObject *name;       /* owned: str, or NULL */
+    unsigned long thread; /* ident of the owner, for messages */
+} Scope;
+
+struct Tick {
+    PyObject_HEAD
+    Scope *scope;       /* owned: NULL before the begin */
+    PyObject *name;     /* owned: str, or NULL */
+    PyObject *cleanups; /* owned: list of (fn, args, kwargs), or NULL */
+    size_t limit;
+    bool raise_escapes;
+    bool seen_by_gc; /* the collector has marked it as finalized: its memory is not reused */
+};
+
+/* What every handle starts with. scope == NULL: persisted memory. */
+#define HANDLE_HEAD                                                                               \
+    PyObject_HEAD                                                                                 \
+    Scope *scope;                                                                                 \
+    Py_ssize_t exports; /* live buffer exports */                                                 \
+    bool freed;         /* persisted memory that was freed */
+
+typedef struct Handle {
+    HANDLE_HEAD
+} Handle;
+
+typedef struct Piece { /* Block and Str */
+    HANDLE_HEAD
+    char *data;
+    size_t size;
+    arena__chunk *chunk;
+} Piece;
+
+typedef struct StrBuf {
+    HANDLE_HEAD
+    arena_strbuf buf;
+} StrBuf;
+
+extern PyTypeObject *arena_py_Scope, *arena_py_Tick, *arena_py_Block, *arena_py_Str,
+    *arena_py_StrBuf;
+extern PyType_Spec arena_py_scope_spec, arena_py_tick_spec, arena_py_block_spec, arena_py_str_spec,
+    arena_py_strbuf_spec;
+
+/* module.c: the classes of arena.errors and the functions that the capabilities lend us. */
+extern struct arena_py_lent {
+    PyObject *ArenaError, *StaleError, *TickError, *WrongThreadError, *LimitError, *EscapeError;
+    PyObject *thread_label; /* (ident) -> str */
+    PyObject *settle;       /* (tick, failures, escape, body) -> exception or None */
+    PyObject *decorate;     /* (fn, name, limit, escapes) -> fn */
+    PyObject *is_finalizing;
+} arena_py_lent;
+
+/* scope.c */
+int arena_py_scope_setup(void);
+Scope *arena_py_scope_begin(PyObject *name, size_t limit);
+Scope *arena_py_scope_current(void);
+Scope *arena_py_scope_needed(void);
+static inline bool arena_py_scope_mine(const Scope *scope) {
+    return scope->tick.owner == arena__tid();
+}
+
+/* errors.c: the one place that turns a code into an exception. */
+void arena_py_raise(int code, Scope *scope, size_t requested);
+void arena_py_raise_state(Scope *scope);
+void arena_py_raise_thread(Scope *scope, const char *what);
+void arena_py_raise_unusable(Handle *handle);
+PyObject *arena_py_describe(Scope *scope);
+
+/* tick.c */
+PyObject *arena_py_tick_new(PyObject *const *args, Py_ssize_t count, PyObject *names);
+int arena_py_tick_begin(Tick *tick);
+PyObject *arena_py_cleanup_in(Scope *scope, PyObject *const *args, Py_ssize_t count,
+                              PyObject *names);
+
+/* handle.c: what Block, Str and StrBuf do alike. */
+typedef struct Span {
+    const char *data;
+    size_t size;
+} Span;
+static inline bool arena_py_usable(const Handle *handle) {
+    const Scope *scope = handle->scope;
+    if (ARENA__LIKELY(scope != NULL))
+        return ARENA__LIKELY(scope->tick.state != ARENA__ENDED && arena_py_scope_mine(scope));
+    return !handle->freed;
+}
+/* 0, or -1 with an exception. */
+static inline int arena_py_check(Handle *handle) {
+    if (ARENA__LIKELY(arena_py_usable(handle))) return 0;
+    arena_py_raise_unusable(handle);
+    return -1;
+}
+bool arena_py_is_handle(PyObject *object);
+Span arena_py_span(Handle *handle);
+void arena_py_handle_dealloc(PyObject *self);
+void arena_py_handle_free_data(Handle *handle);
+PyObject *arena_py_handle_repr(PyObject *self);
+PyObject *arena_py_handle_str(PyObject *self);
+PyObject *arena_py_handle_compare(PyObject *self, PyObject *other, int op);
+Py_ssize_t arena_py_handle_len(PyObject *self);
+int arena_py_handle_contains(PyObject *self, PyObject *what);
+PyObject *arena_py_handle_item(PyObject *self, PyObject *key);
+int arena_py_handle_set_item(PyObject *self, PyObject *key, PyObject *value);
+int arena_py_handle_get_buffer(PyObject *self, Py_buffer *view, int flags);
+void arena_py_handle_release_buffer(PyObject *self, Py_buffer *view);
+PyObject *arena_py_handle_bytes(PyObject *self, PyObject *unused);
+PyObject *arena_py_handle_free(PyObject *self, PyObject *unused);
+PyObject *arena_py_handle_discard(PyObject *self, PyObject *unused);
+PyObject *arena_py_handle_persist(PyObject *self, PyObject *unused);
+PyObject *arena_py_handle_reduce(PyObject *self, PyObject *unused);
+PyObject *arena_py_persist(PyObject *unused, PyObject *what);
+PyObject *arena_py_handle_stale(PyObject *self, void *unused);
+PyObject *arena_py_handle_persisted(PyObject *self, void *unused);
+PyObject *arena_py_handle_nbytes(PyObject *self, void *unused);
+
+#define HANDLE_GETSET                                                                             \
+    {"stale", arena_py_handle_stale, NULL, "True once the memory is gone: tick ended, or freed.", \
+     NULL},                                                                                       \
+        {"persisted", arena_py_handle_persisted, NULL,                                            \
+         "True when the memory belongs to no tick.", NULL},                                       \
+        {"nbytes", arena_py_handle_nbytes, NULL, "The size in bytes; also of a stale handle.",    \
+         NULL}
+
+#define HANDLE_METHODS                                                                            \
+    {"__bytes__", arena_py_handle_bytes, METH_NOARGS, "A copy of the content as bytes."},         \
+        {"__reduce_ex__", arena_py_handle_reduce, METH_O, NULL},                                  \
+        {"persist", arena_py_handle_persist, METH_NOARGS, PERSIST_DOC},                           \
+        {"free", arena_py_handle_free, METH_NOARGS, FREE_DOC},                                    \
+        {"_discard", arena_py_handle_discard, METH_NOARGS, DISCARD_DOC}
+
+#define PERSIST_DOC                                                                               \
+    "persist($self, /)\n--\n\n"                                                                   \
+    "Copy the content out of its tick: a handle of the same type whose memory lives until\n"      \
+    "free() or until the handle is collected. It may cross threads. Raises StaleError,\n"         \
+    "WrongThreadError, MemoryError. C: arena_memdup_persist."
+#define FREE_DOC                                                                                  \
+    "free($self, /)\n--\n\n"                                                                      \
+    "Free persisted memory now. Raises BufferError while a view lives, StaleError when it was\n"  \
+    "freed before, TickError for scratch, which goes with its tick. C: arena_free_persist."
+#define DISCARD_DOC                                                                               \
+    "_discard($self, /)\n--\n\n"                                                                  \
+    "Free persisted memory now, or when its last view dies. For containers that own it."
+
+/* piece.c, strbuf.c */
+PyObject *arena_py_block_new(Scope *scope, PyObject *size);
+PyObject *arena_py_str_new(Scope *scope, PyObject *text);
+PyObject *arena_py_str_from(Scope *scope, const char *data, size_t size);
+PyObject *arena_py_block_from(Scope *scope, const char *data, size_t size);
+PyObject *arena_py_strbuf_new(Scope *scope, PyObject *initial);
+
+/* convert.c: what a Python object has to offer as bytes. */
+typedef struct Source {
+    const char *data;
+    size_t size;
+    PyObject *keep;
+    Py_buffer view;
+    bool has_view;
+} Source;
+int arena_py_source(Source *source, PyObject *object, const char *what);
+void arena_py_source_done(Source *source);
+int arena_py_size(PyObject *object, const char *what, size_t *size);
+int arena_py_limit(PyObject *object, size_t *limit);
+int arena_py_one_optional(const char *fn, const char *name, PyObject *const *args,
+                          Py_ssize_t count, PyObject *names, PyObject **value);
+
+#endif

@@ -1,0 +1,16 @@
+/* register.h: what the Python types add to the C API that cffi exposes. */
+#ifndef ARENA_REGISTER_H
+#define ARENA_REGISTER_H
+
+/* cdef begin */
+
+/* Adds the native types and functions to the module arena._native. 0, or -1 (an exception is
+ * printed). Called once, by arena/_load.py. */
+int arena_py_register(void);
+
+/* 1 when a call through `lib` keeps the GIL, 0 when it does not, -1 when that cannot be known. */
+int arena_py_gil_held(void);
+
+/* cdef end */
+
+#endif

@@ -1,0 +1,334 @@
+/* strbuf.c: the StrBuf type: a growing string, and the file-like sink that it is used as. */
+#include "py.h"
+
+PyTypeObject *arena_py_StrBuf;
+
+static ARENA__NOINLINE void raise_fixed(StrBuf *self) {
+    if (!arena_py_usable((Handle *)self))
+        arena_py_raise_unusable((Handle *)self);
+    else if (self->scope && self->scope->tick.state == ARENA__ENDING)
+        arena_py_raise(ARENA_E_ENDING, self->scope, 0);
+    else
+        PyErr_Format(PyExc_BufferError,
+                     "this StrBuf has %zd live view(s) and cannot change size: release() them first",
+                     self->exports);
+}
+
+static inline bool may_resize(const StrBuf *self) {
+    const Scope *scope = self->scope;
+    bool open = scope ? scope->tick.state == ARENA__OPEN && arena_py_scope_mine(scope)
+                      : !self->freed;
+    return ARENA__LIKELY(open && !self->exports);
+}
+
+static ARENA__NOINLINE int raise_code(StrBuf *self, int code, size_t requested) {
+    arena_py_raise(code, self->scope, requested);
+    return -1;
+}
+
+/* The last step of every append: nothing below here runs Python code. */
+static inline int append_bytes(StrBuf *self, const char *data, size_t size) {
+    if (ARENA__UNLIKELY(!may_resize(self))) {
+        raise_fixed(self);
+        return -1;
+    }
+    int code = arena__strbuf_append(&self->buf, data, size);
+    return ARENA__LIKELY(code == ARENA_OK) ? 0 : raise_code(self, code, size);
+}
+
+static int append_any(StrBuf *self, PyObject *piece, const char *what) {
+    Source source;
+    if (arena_py_source(&source, piece, what) < 0) return -1;
+    int failed = append_bytes(self, source.data, source.size);
+    arena_py_source_done(&source);
+    return failed;
+}
+
+#define SHORT_TEXT 2048 /* below it the UTF-8 that CPython caches in a str is fine: convert.c */
+
+static inline int append_piece(StrBuf *self, PyObject *piece, const char *what) {
+    if (ARENA__LIKELY(PyUnicode_CheckExact(piece) && PyUnicode_GetLength(piece) < SHORT_TEXT)) {
+        Py_ssize_t size;
+        const char *data = PyUnicode_AsUTF8AndSize(piece, &size);
+        return ARENA__LIKELY(data != NULL) ? append_bytes(self, data, (size_t)size) : -1;
+    }
+    return append_any(self, piece, what);
+}
+
+PyObject *arena_py_strbuf_new(Scope *scope, PyObject *initial) {
+    StrBuf *self = PyObject_New(StrBuf, arena_py_StrBuf);
+    if (!self) return NULL;
+    Py_XINCREF((PyObject *)scope);
+    self->scope = scope;
+    self->exports = 0;
+    self->freed = false;
+    arena__strbuf_init(&self->buf, scope ? &scope->tick : NULL);
+    if (initial && append_piece(self, initial, "strbuf()") < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static PyObject *strbuf_append(PyObject *self, PyObject *piece) {
+    if (append_piece((StrBuf *)self, piece, "append()") < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* The number of characters for a str and of bytes for the rest, as the io classes do. */
+static PyObject *strbuf_write(PyObject *self, PyObject *piece) {
+    if (append_piece((StrBuf *)self, piece, "write()") < 0) return NULL;
+    return PyLong_FromSsize_t(PyUnicode_Check(piece) ? PyUnicode_GetLength(piece)
+                                                     : PyObject_Size(piece));
+}
+
+static PyObject *strbuf_inplace_add(PyObject *self, PyObject *piece) {
+    if (append_piece((StrBuf *)self, piece, "+=") < 0) return NULL;
+    Py_INCREF(self);
+    return self;
+}
+
+/* The pieces of an iterable, one at a time. Lists and tuples are read by index: an iterator would
+ * cost 10 ns a piece. */
+typedef struct Pieces {
+    PyObject *from; /* borrowed list or tuple, or an owned iterator */
+    Py_ssize_t next;
+    enum { LIST, TUPLE, ITERATOR } kind;
+} Pieces;
+
+static int pieces_open(Pieces *pieces, PyObject *iterable) {
+    pieces->next = 0;
+    pieces->kind = PyList_CheckExact(iterable) ? LIST
+                   : PyTuple_CheckExact(iterable) ? TUPLE
+                                                  : ITERATOR;
+    pieces->from = pieces->kind == ITERATOR ? PyObject_GetIter(iterable) : iterable;
+    return pieces->from ? 0 : -1;
+}
+
+/* A new reference; NULL at the end, or with an exception set. */
+static inline PyObject *pieces_next(Pieces *pieces) {
+    if (pieces->kind == ITERATOR) return PyIter_Next(pieces->from);
+    bool list = pieces->kind == LIST;
+    /* Asked each time: what a piece runs may change a list. */
+    Py_ssize_t size = list ? PyList_Size(pieces->from) : PyTuple_Size(pieces->from);
+    if (pieces->next >= size) return NULL;
+    return Py_NewRef(list ? PyList_GetItem(pieces->from, pieces->next++)
+                          : PyTuple_GetItem(pieces->from, pieces->next++));
+}
+
+static void pieces_close(Pieces *pieces) {
+    if (pieces->kind == ITERATOR) Py_XDECREF(pieces->from);
+}
+
+/* All pieces or none: a failure takes back those appended, unless the iterable itself has changed
+ * the buffer meanwhile. */
+static int append_all(StrBuf *self, PyObject *iterable, const Source *separator,
+                      const char *what) {
+    Pieces pieces;
+    if (pieces_open(&pieces, iterable) < 0) return -1;
+    size_t start = self->buf.len, expected = start;
+    int failed = 0;
+    bool first = true;
+    for (PyObject *piece; !failed && (piece = pieces_next(&pieces)) != NULL; first = false) {
+        if (separator && !first) failed = append_bytes(self, separator->data, separator->size);
+        if (!failed) {
+            failed = append_piece(self, piece, what);
+            if (!failed) expected = self->buf.len;
+        }
+        Py_DECREF(piece);
+    }
+    pieces_close(&pieces);
+    if (!failed && PyErr_Occurred()) failed = -1;
+    if (failed && may_resize(self) && self->buf.len >= expected && start < self->buf.len) {
+        size_t tail = self->buf.len - expected; /* a separator whose piece failed */
+        if (tail == 0 || (separator && tail == separator->size))
+            (void)arena_strbuf_truncate(&self->buf, start);
+    }
+    return failed;
+}
+
+static bool is_one_piece(PyObject *object) {
+    return PyUnicode_Check(object) || PyObject_CheckBuffer(object);
+}
+
+static PyObject *strbuf_extend(PyObject *self, PyObject *pieces) {
+    int failed = is_one_piece(pieces) ? append_piece((StrBuf *)self, pieces, "extend()")
+                                      : append_all((StrBuf *)self, pieces, NULL, "extend()");
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *strbuf_writelines(PyObject *self, PyObject *pieces) {
+    int failed = is_one_piece(pieces) ? append_piece((StrBuf *)self, pieces, "writelines()")
+                                      : append_all((StrBuf *)self, pieces, NULL, "writelines()");
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *strbuf_join(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (count != 2) {
+        PyErr_Format(PyExc_TypeError, "join(separator, pieces) takes 2 arguments (%zd given)",
+                     count);
+        return NULL;
+    }
+    if (is_one_piece(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "join(separator, pieces): pieces is an iterable of str or "
+                                         "bytes-like objects, not one of them");
+        return NULL;
+    }
+    /* A handle may move or end while the pieces are read: its bytes are copied first. */
+    PyObject *separator = arena_py_is_handle(args[0]) ? arena_py_handle_bytes(args[0], NULL)
+                                                      : Py_NewRef(args[0]);
+    if (!separator) return NULL;
+    Source source;
+    int failed = arena_py_source(&source, separator, "join()");
+    if (!failed) {
+        failed = append_all((StrBuf *)self, args[1], &source, "join()");
+        arena_py_source_done(&source);
+    }
+    Py_DECREF(separator);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
+static int resize_to(StrBuf *self, size_t size) {
+    if (size == self->buf.len && arena_py_usable((Handle *)self)) return 0;
+    if (!may_resize(self)) {
+        raise_fixed(self);
+        return -1;
+    }
+    int code = arena_strbuf_truncate(&self->buf, size);
+    return code == ARENA_OK ? 0 : raise_code(self, code, 0);
+}
+
+static PyObject *strbuf_clear(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (resize_to((StrBuf *)self, 0) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *strbuf_truncate(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    StrBuf *buf = (StrBuf *)self;
+    if (count > 1) {
+        PyErr_Format(PyExc_TypeError, "truncate() takes at most 1 argument (%zd given)", count);
+        return NULL;
+    }
+    size_t size;
+    if (count && args[0] != Py_None) {
+        if (arena_py_size(args[0], "the size to truncate to", &size) < 0) return NULL;
+    } else {
+        size = buf->buf.len;
+    }
+    /* A larger size changes nothing, as in the io classes. */
+    if (resize_to(buf, size < buf->buf.len ? size : buf->buf.len) < 0) return NULL;
+    return PyLong_FromSize_t(size);
+}
+
+static PyObject *strbuf_tell(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (arena_py_check((Handle *)self) < 0) return NULL;
+    return PyLong_FromSize_t(((StrBuf *)self)->buf.len);
+}
+
+static PyObject *strbuf_flush(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (arena_py_check((Handle *)self) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *yes(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (arena_py_check((Handle *)self) < 0) return NULL;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *no(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (arena_py_check((Handle *)self) < 0) return NULL;
+    Py_RETURN_FALSE;
+}
+
+static PyObject *strbuf_getvalue(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return arena_py_handle_str(self);
+}
+
+static PyObject *strbuf_getbuffer(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyMemoryView_FromObject(self);
+}
+
+static PyMethodDef strbuf_methods[] = {
+    HANDLE_METHODS,
+    {"append", strbuf_append, METH_O,
+     "append($self, piece, /)\n--\n\n"
+     "Add a str (as UTF-8), a bytes-like object or a handle (also this one) at the end. On any\n"
+     "error the buffer is as it was: TypeError, UnicodeEncodeError for a lone surrogate,\n"
+     "BufferError while a view lives, LimitError, MemoryError, StaleError, WrongThreadError.\n"
+     "C: arena_strbuf_append."},
+    {"write", strbuf_write, METH_O,
+     "write($self, piece, /)\n--\n\n"
+     "As append(); returns the number of characters of a str, of bytes of anything else."},
+    {"extend", strbuf_extend, METH_O,
+     "extend($self, pieces, /)\n--\n\n"
+     "append() each piece of an iterable, all or none; a str or a bytes-like object is one piece."},
+    {"writelines", strbuf_writelines, METH_O,
+     "writelines($self, pieces, /)\n--\n\nThe same as extend()."},
+    {"join", (PyCFunction)(void (*)(void))strbuf_join, METH_FASTCALL,
+     "join($self, separator, pieces, /)\n--\n\n"
+     "append() each piece of an iterable with the separator between them, all or none."},
+    {"clear", strbuf_clear, METH_NOARGS,
+     "clear($self, /)\n--\n\nEmpty the buffer; it keeps its room. C: arena_strbuf_clear."},
+    {"truncate", (PyCFunction)(void (*)(void))strbuf_truncate, METH_FASTCALL,
+     "truncate($self, size=None, /)\n--\n\n"
+     "Cut to `size` bytes (None: where it is). A larger size changes nothing. Returns the size.\n"
+     "C: arena_strbuf_truncate."},
+    {"tell", strbuf_tell, METH_NOARGS,
+     "tell($self, /)\n--\n\nThe position in bytes: always the end."},
+    {"flush", strbuf_flush, METH_NOARGS, "flush($self, /)\n--\n\nDo nothing, as in memory."},
+    {"writable", yes, METH_NOARGS, "writable($self, /)\n--\n\nTrue."},
+    {"readable", no, METH_NOARGS, "readable($self, /)\n--\n\nFalse: read by str() or a view."},
+    {"seekable", no, METH_NOARGS, "seekable($self, /)\n--\n\nFalse."},
+    {"isatty", no, METH_NOARGS, "isatty($self, /)\n--\n\nFalse."},
+    {"getvalue", strbuf_getvalue, METH_NOARGS,
+     "getvalue($self, /)\n--\n\nThe content as a str. For bytes: bytes(buf)."},
+    {"getbuffer", strbuf_getbuffer, METH_NOARGS,
+     "getbuffer($self, /)\n--\n\nA writable view, the same as memoryview(buf)."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef strbuf_getset[] = {
+    HANDLE_GETSET,
+    {"closed", arena_py_handle_stale, NULL, "True once the memory is gone, as `stale`.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot strbuf_slots[] = {
+    {Py_tp_doc,
+     "A growing string in UTF-8: tick.strbuf(), arena.strbuf_persist().\n\n"
+     "A sink like io.StringIO, io.BytesIO and bytearray. It grows in the tick that made it. str(),\n"
+     "bytes(), ==, in, buffer protocol (writable); len(), tell() and indices in bytes. While a view\n"
+     "lives its size cannot change (BufferError)."},
+    {Py_tp_dealloc, arena_py_handle_dealloc},
+    {Py_tp_repr, arena_py_handle_repr},
+    {Py_tp_str, arena_py_handle_str},
+    {Py_tp_richcompare, arena_py_handle_compare},
+    {Py_tp_hash, PyObject_HashNotImplemented},
+    {Py_tp_methods, strbuf_methods},
+    {Py_tp_getset, strbuf_getset},
+    {Py_nb_inplace_add, strbuf_inplace_add},
+    {Py_sq_contains, arena_py_handle_contains},
+    {Py_mp_length, arena_py_handle_len},
+    {Py_mp_subscript, arena_py_handle_item},
+    {Py_mp_ass_subscript, arena_py_handle_set_item},
+    {Py_bf_getbuffer, arena_py_handle_get_buffer},
+    {Py_bf_releasebuffer, arena_py_handle_release_buffer},
+    {0, NULL},
+};
+
+PyType_Spec arena_py_strbuf_spec = {
+    .name = "arena.StrBuf",
+    .basicsize = sizeof(StrBuf),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = strbuf_slots,
+};

@@ -1,0 +1,238 @@
+/* tick.c: begin, end, nesting, cleanups, limits, and what a thread knows about itself.
+ *
+ * Records of ticks come from pages of their own that are never unmapped. So a pointer to an ended
+ * tick always points to a record, and a second end is an error code and not a crash. The price is
+ * some 200 bytes for each tick that was ever open at the same time.
+ */
+#include "internal.h"
+
+#include <pthread.h>
+
+_Thread_local arena__thread arena__self ARENA__TLS;
+arena_tick *(*arena__outer_current)(void);
+
+static uint64_t threads_named;
+static uint64_t ticks_begun;
+static uint64_t ticks_ended;
+static arena_tick *spare_records; /* of threads that have ended; guarded by the pages lock */
+static pthread_key_t thread_end;
+static pthread_once_t thread_end_once = PTHREAD_ONCE_INIT;
+
+uint64_t arena__name_thread(void) {
+    arena__self.id = ARENA__ADD(threads_named, 1) + 1;
+    return arena__self.id;
+}
+
+/* A thread that ends with ticks open on its C stack: they end, and its records go to others. */
+static void leave_thread(void *unused) {
+    (void)unused;
+    while (arena__self.top && arena_end(arena__self.top) == ARENA_OK) continue;
+    arena_tick *last = arena__self.free;
+    arena__self.registered = false;
+    if (!last) return;
+    while (last->below) last = last->below;
+    arena__lock();
+    last->below = spare_records;
+    spare_records = arena__self.free;
+    arena__unlock();
+    arena__self.free = NULL;
+}
+
+static void make_key(void) {
+    (void)pthread_key_create(&thread_end, leave_thread);
+}
+
+#define SLAB ((size_t)64 << 10)
+
+static ARENA__NOINLINE arena_tick *more_records(void) {
+    if (!arena__self.registered) {
+        (void)pthread_once(&thread_end_once, make_key);
+        (void)pthread_setspecific(thread_end, &arena__self);
+        arena__self.registered = true;
+    }
+    arena__lock();
+    arena_tick *list = spare_records;
+    spare_records = NULL;
+    arena__unlock();
+    if (!list) {
+        arena_tick *slab = arena__system.map(SLAB);
+        if (!slab) return NULL;
+        for (size_t i = 0; i < SLAB / sizeof *slab; i++) {
+            slab[i].below = list;
+            list = &slab[i];
+        }
+    }
+    arena__self.free = list;
+    return list;
+}
+
+/* Opens a record whose memory is the caller's (zeroed, or a tick that was closed). */
+void arena__tick_open(arena_tick *tick) {
+    tick->pos = tick->end = NULL;
+    ARENA__STORE(tick->limit, ARENA__UNLIMITED);
+    ARENA__STORE(tick->room, ARENA__UNLIMITED);
+    tick->current = tick->chunks = NULL;
+    tick->grown = 0;
+    tick->owner = arena__tid();
+    tick->number = ARENA__ADD(ticks_begun, 1) + 1;
+    tick->cleanups = NULL;
+    tick->below = NULL;
+    tick->state = ARENA__OPEN;
+    tick->detached = true;
+}
+
+/* From here on the tick takes no more work, but what it holds can still be read. */
+void arena__tick_ending(arena_tick *tick) {
+    tick->state = ARENA__ENDING;
+    if (tick->current) tick->current->extent = (size_t)(tick->pos - (char *)tick->current);
+    tick->end = tick->pos;
+    ARENA__STORE(tick->limit, arena__used(tick));
+    ARENA__STORE(tick->room, (size_t)0);
+}
+
+/* Runs the cleanups and gives the memory back. Returns how many chunks live views have pinned. */
+size_t arena__tick_close(arena_tick *tick) {
+    size_t pinned = 0;
+    if (tick->cleanups) {
+        if (tick->state == ARENA__OPEN) arena__tick_ending(tick);
+        for (arena__cleanup *next; (next = tick->cleanups) != NULL;) {
+            tick->cleanups = next->next;
+            next->fn(next->arg);
+        }
+    }
+    if (tick->chunks) pinned = arena__chunks_return(tick);
+    tick->pos = tick->end = NULL;
+    ARENA__STORE(tick->room, (size_t)0);
+    ARENA__STORE(tick->limit, (size_t)0);
+    tick->state = ARENA__ENDED;
+    ARENA__ADD(ticks_ended, 1);
+    return pinned;
+}
+
+arena_tick *arena_begin(const char *name) {
+    arena_tick *tick = arena__self.free;
+    if (!tick && !(tick = more_records())) {
+        arena__fail(ARENA_E_NOMEM);
+        return NULL;
+    }
+    arena__self.free = tick->below;
+    arena__tick_open(tick);
+    tick->detached = false;
+    tick->below = arena__self.top;
+    arena__self.top = tick;
+    tick->name[0] = '\0';
+    if (name) {
+        size_t length = strnlen(name, sizeof tick->name - 1);
+        memcpy(tick->name, name, length);
+        tick->name[length] = '\0';
+    }
+    return tick;
+}
+
+int arena_end(arena_tick *tick) {
+    if (!tick) tick = arena__self.top;
+    if (!tick || tick->state == ARENA__ENDED) return arena__fail(ARENA_E_ENDED);
+    if (tick->owner != arena__tid()) return arena__fail(ARENA_E_THREAD);
+    if (tick->detached) return arena__fail(ARENA_E_INVALID);
+    /* A cleanup that ends its own tick, or one around it. */
+    for (arena_tick *inner = arena__self.top;; inner = inner->below) {
+        if (inner->state == ARENA__ENDING) return arena__fail(ARENA_E_ENDING);
+        if (inner == tick) break;
+    }
+    for (arena_tick *inner = NULL; inner != tick;) {
+        inner = arena__self.top;
+        (void)arena__tick_close(inner); /* a cleanup may begin and end ticks of its own */
+        while (arena__self.top != inner) (void)arena_end(arena__self.top);
+        arena__self.top = inner->below;
+        inner->below = arena__self.free;
+        arena__self.free = inner;
+    }
+    return ARENA_OK;
+}
+
+/* The current tick: the innermost open one of this thread. The Python types keep their own order;
+ * of the two candidates the one that began later is the inner one. */
+arena_tick *arena_current(void) {
+    arena_tick *tick = arena__self.top;
+    if (!arena__outer_current) return tick;
+    arena_tick *outer = arena__outer_current();
+    return outer && (!tick || outer->number > tick->number) ? outer : tick;
+}
+
+/* The tick that an allocation goes to; NULL when it will be a stray. */
+arena_tick *arena__pick(arena_tick *tick) {
+    return ARENA__LIKELY(tick != NULL) ? tick : arena_current();
+}
+
+const char *arena_name(const arena_tick *tick) {
+    return tick ? tick->name : "";
+}
+
+uint64_t arena_number(const arena_tick *tick) {
+    return tick ? tick->number : 0;
+}
+
+size_t arena_used(const arena_tick *tick) {
+    return tick ? arena__used(tick) : 0;
+}
+
+int arena_limit(arena_tick *tick, size_t bytes) {
+    tick = arena__pick(tick);
+    if (!tick || tick->state == ARENA__ENDED) return arena__fail(ARENA_E_ENDED);
+    if (tick->state == ARENA__ENDING) return arena__fail(ARENA_E_ENDING);
+    size_t used = arena__used(tick);
+    if (bytes > ARENA__UNLIMITED) bytes = ARENA__UNLIMITED;
+    if (bytes < used) return arena__fail(ARENA_E_INVALID);
+    ARENA__STORE(tick->limit, bytes);
+    ARENA__STORE(tick->room, bytes - used);
+    return ARENA_OK;
+}
+
+int arena_cleanup(arena_tick *tick, arena_cleanup_fn fn, void *arg) {
+    tick = arena__pick(tick);
+    if (!tick || tick->state == ARENA__ENDED) return arena__fail(ARENA_E_ENDED);
+    if (tick->state == ARENA__ENDING) return arena__fail(ARENA_E_ENDING);
+    if (!fn) return arena__fail(ARENA_E_INVALID);
+    arena__chunk *chunk;
+    arena__cleanup *cleanup = arena__take(tick, sizeof *cleanup, &chunk);
+    if (!cleanup) return arena__fail(ARENA_E_NOMEM);
+    *cleanup = (arena__cleanup){tick->cleanups, fn, arg};
+    tick->cleanups = cleanup;
+    return ARENA_OK;
+}
+
+int arena_error(void) {
+    return arena__self.error;
+}
+
+const char *arena_version(void) {
+    return ARENA_VERSION;
+}
+
+const char *arena_strerror(int code) {
+    switch (code) {
+    case ARENA_OK: return "no error";
+    case ARENA_E_NOMEM: return "the operating system gave no memory";
+    case ARENA_E_LIMIT: return "the tick's limit would be passed";
+    case ARENA_E_ENDED: return "the tick is not open";
+    case ARENA_E_THREAD: return "the tick belongs to another thread";
+    case ARENA_E_ENDING: return "the tick is ending: its cleanups are running";
+    case ARENA_E_INVALID: return "an argument is out of range";
+    default: return "unknown code";
+    }
+}
+
+void arena__tick_stats(arena_stats *out) {
+    /* Ended before begun: a tick that begins and ends in between must not make `open` negative. */
+    out->ticks_ended = ARENA__LOAD(ticks_ended);
+    out->ticks_begun = ARENA__LOAD(ticks_begun);
+    out->ticks_open = out->ticks_begun - out->ticks_ended;
+}
+
+void arena_stats_get(arena_stats *out) {
+    if (!out) return;
+    memset(out, 0, sizeof *out);
+    arena__tick_stats(out);
+    arena__pages_stats(out);
+    arena__persist_stats(out);
+}
