@@ -14,7 +14,7 @@ _FIX = (
 )
 
 try:
-    from arena import _native
+    import arena._native as _native
 except ModuleNotFoundError as error:
     if error.name != "arena._native":
         raise

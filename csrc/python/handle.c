@@ -150,32 +150,24 @@ int arena_py_handle_contains(PyObject *self, PyObject *what) {
     return found;
 }
 
-static int index_of(PyObject *key, size_t size, Py_ssize_t *index) {
-    *index = PyNumber_AsSsize_t(key, PyExc_IndexError);
-    if (*index == -1 && PyErr_Occurred()) return -1;
-    if (*index < 0) *index += (Py_ssize_t)size;
-    if (*index < 0 || *index >= (Py_ssize_t)size) {
-        PyErr_Format(PyExc_IndexError, "index out of range: there are %zu bytes", size);
-        return -1;
-    }
-    return 0;
+/* Where h[key] lies, or NULL with an exception. Asking the key may run Python code, so the handle
+ * is checked after. */
+static char *byte_at(Handle *handle, PyObject *key) {
+    Py_ssize_t index = PyNumber_AsSsize_t(key, PyExc_IndexError);
+    if ((index == -1 && PyErr_Occurred()) || arena_py_check(handle) < 0) return NULL;
+    Span span = arena_py_span(handle);
+    if (index < 0) index += (Py_ssize_t)span.size;
+    if (index >= 0 && index < (Py_ssize_t)span.size) return (char *)span.data + index;
+    PyErr_Format(PyExc_IndexError, "index out of range: there are %zu bytes", span.size);
+    return NULL;
 }
 
-/* h[i] is a byte as an int, h[a:b] a copy as bytes. Indices of Python code are asked before the
- * handle is checked. */
+/* h[i] is a byte as an int, h[a:b] a copy as bytes. */
 PyObject *arena_py_handle_item(PyObject *self, PyObject *key) {
     Handle *handle = (Handle *)self;
     if (Py_TYPE(key) != &PySlice_Type) {
-        Py_ssize_t index;
-        if (arena_py_check(handle) < 0) return NULL;
-        if (index_of(key, arena_py_span(handle).size, &index) < 0) return NULL;
-        if (arena_py_check(handle) < 0) return NULL;
-        Span span = arena_py_span(handle);
-        if ((size_t)index >= span.size) {
-            PyErr_SetString(PyExc_IndexError, "index out of range: the content changed");
-            return NULL;
-        }
-        return PyLong_FromLong((unsigned char)span.data[index]);
+        const char *at = byte_at(handle, key);
+        return at ? PyLong_FromLong((unsigned char)*at) : NULL;
     }
     Py_ssize_t start, stop, step;
     if (PySlice_Unpack(key, &start, &stop, &step) < 0 || arena_py_check(handle) < 0) return NULL;
@@ -214,17 +206,10 @@ int arena_py_handle_set_item(PyObject *self, PyObject *key, PyObject *value) {
         return -1;
     }
     if (Py_TYPE(key) != &PySlice_Type) {
-        Py_ssize_t index;
         char byte;
-        if (byte_value(value, &byte) < 0 || arena_py_check(handle) < 0) return -1;
-        if (index_of(key, arena_py_span(handle).size, &index) < 0) return -1;
-        if (arena_py_check(handle) < 0) return -1;
-        Span span = arena_py_span(handle);
-        if ((size_t)index >= span.size) {
-            PyErr_SetString(PyExc_IndexError, "index out of range: the content changed");
-            return -1;
-        }
-        ((char *)span.data)[index] = byte;
+        char *at = byte_value(value, &byte) < 0 ? NULL : byte_at(handle, key);
+        if (!at) return -1;
+        *at = byte;
         return 0;
     }
     Py_ssize_t start, stop, step;

@@ -1,0 +1,73 @@
+"""What every test of the suite shares: hypothesis profiles, ``--long``, and a guard on accounting.
+
+The models run under a profile of hypothesis, chosen by the environment variable ARENA_PROFILE:
+
+quick   the default: the same examples every time, all models together in some 20 seconds
+ci      about two minutes, new examples each time; a failure prints the blob that repeats it
+long    about an hour: before a release, or after a change in csrc
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+import arena
+
+settings.register_profile(
+    "arena", deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+)
+_BASE = settings.get_profile("arena")
+settings.register_profile(
+    "quick", _BASE, max_examples=60, stateful_step_count=40, derandomize=True, database=None
+)
+settings.register_profile("ci", _BASE, max_examples=400, stateful_step_count=60)
+settings.register_profile("long", _BASE, max_examples=9000, stateful_step_count=100)
+settings.load_profile(os.environ.get("ARENA_PROFILE", "quick"))
+
+# Counters that a test must leave as it found them. Bytes of persisted memory are left out: objects
+# of the test session itself may hold a persisted string that has grown, and the count tells more.
+GUARDED = (
+    "ticks_open",
+    "scratch",
+    "chunks",
+    "pinned",
+    "pinned_count",
+    "persisted_count",
+    "strays_count",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the tests that take minutes, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--long"):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+
+
+def counters() -> dict[str, int]:
+    """Return the guarded counters as they are now."""
+    now = arena.stats()
+    return {name: getattr(now, name) for name in GUARDED}
+
+
+@pytest.fixture(autouse=True)
+def accounting_is_exact() -> Iterator[None]:
+    """After each test every counter of what lives is back at what it was before it."""
+    before = counters()
+    yield
+    after = counters()
+    if after != before:  # garbage in a cycle may hold a handle; collecting after each test is dear
+        gc.collect()
+        after = counters()
+    assert after == before, "the test, or what it tests, left memory behind"

@@ -1,0 +1,162 @@
+"""The benchmarks run and write what they promise; how fast anything is, no test asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def benchmarks(*args: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *args],
+        cwd=ROOT,
+        env=None if path is None else {**os.environ, "PATH": str(path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def figures(path: Path, *args: str) -> list[dict[str, Any]]:
+    done = benchmarks(*args, "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert written.keys() == {"machine", "rows"}
+    assert written["machine"].keys() >= {"cpu", "cores", "python", "arena", "gc"}
+    rows: list[dict[str, Any]] = written["rows"]
+    for row in rows:
+        assert row.keys() == {"bench", "case", "contender", "value", "unit"}
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "expected"),
+    [
+        (
+            "scratch",
+            "1000 pieces, append",
+            {
+                "arena append",
+                "arena +=",
+                "arena write",
+                "limit",
+                "StringIO + encode",
+                "list + join + encode",
+                "bytearray += encoded",
+                "BytesIO.write encoded",
+            },
+        ),
+        (
+            "tick",
+            "with tick(): pass",
+            {
+                "arena",
+                "limit",
+                "slotted Python no-op",
+                "contextlib.nullcontext",
+                "@contextmanager",
+                "ContextVar set + reset alone",
+            },
+        ),
+    ],
+)
+def test_a_quick_run_writes_a_row_for_arena_the_limit_and_each_peer(
+    tmp_path: Path, name: str, case: str, expected: set[str]
+) -> None:
+    rows = figures(tmp_path / "rows.json", name, "--quick")
+    assert {row["bench"] for row in rows} == {name}
+    assert {row["contender"] for row in rows if row["case"] == case} >= expected
+    cases: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        cases.setdefault(row["case"], []).append(row)
+    for one in cases.values():
+        contenders = [row["contender"] for row in one]
+        assert len(contenders) == len(set(contenders))
+        assert contenders.count("limit") == 1
+        assert any(contender.split()[0].rstrip(",") == "arena" for contender in contenders)
+        assert len({row["unit"] for row in one}) == 1
+        assert one[0]["unit"] in {"ns", "us", "ms"}
+        assert all(row["value"] > 0 for row in one)
+
+
+def test_a_steady_run_stays_flat_and_is_measured_at_each_checkpoint(tmp_path: Path) -> None:
+    rows = figures(tmp_path / "rows.json", "steady", "--ticks", "4000")
+    resident = {row["case"]: row["value"] for row in rows if row["unit"] == "MB"}
+    assert list(resident) == ["resident memory at 1000 ticks", "resident memory at 4000 ticks"]
+    first, last = resident.values()
+    assert 1 < first < 200
+    assert last - first < 1
+    calls = [row["value"] for row in rows if row["case"] == "system calls per tick"]
+    assert all(abs(value) < 0.1 for value in calls)  # empty where strace may not run
+
+
+def test_a_steady_run_says_so_when_system_calls_cannot_be_counted(tmp_path: Path) -> None:
+    done = benchmarks("steady", "--ticks", "20", path=tmp_path)
+    assert done.returncode == 0
+    assert "not counted, strace is not installed" in done.stdout
+    refusing = tmp_path / "strace"
+    refusing.write_text("#!/bin/sh\necho 'ptrace: Operation not permitted' >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    done = benchmarks("steady", "--ticks", "20", path=tmp_path)
+    assert done.returncode == 0
+    assert "ptrace: Operation not permitted" in done.stdout
+
+
+def test_without_a_name_the_benchmarks_are_listed_with_a_sentence_each() -> None:
+    done = benchmarks()
+    assert done.returncode == 0
+    listed = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert listed.keys() >= {"scratch", "tick", "steady"}
+    assert all(sentence.endswith(".") for sentence in listed.values())
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["nonsense"], "nonsense"),
+        (["tick", "nonsense"], "nonsense"),
+        (["tick", "--loud"], "--loud"),
+        (["steady", "--ticks", "0"], "--ticks"),
+        (["steady", "--ticks", "many"], "--ticks"),
+        (["tick", "--json", "no/such/folder/rows.json"], "no/such/folder/rows.json"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_and_exit_code_2(args: list[str], named: str) -> None:
+    done = benchmarks(*args)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert named in done.stderr
+
+
+def test_a_missing_extra_is_named_in_one_line_and_exit_code_2() -> None:
+    # What is None in sys.modules cannot be imported.
+    code = (
+        "import runpy, sys; sys.modules['psutil'] = None; "
+        "runpy.run_module('benchmarks', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == "benchmarks: psutil is missing: pip install -e '.[test]'\n"
+
+
+def test_contenders_that_disagree_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks import scratch
+    from benchmarks._timing import Kind
+
+    jobs: dict[Kind, dict[str, scratch.Job]] = {Kind.ARENA: {"arena append": scratch.arena_append}}
+    assert len(scratch.contend(jobs, ["a", "b"], b"ab")) == 1
+    with pytest.raises(AssertionError, match="arena append"):
+        scratch.contend(jobs, ["a", "b"], b"abc")

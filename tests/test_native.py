@@ -1,0 +1,206 @@
+"""The compiled module: the header and the binary agree, the version is checked, the GIL is kept."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.metadata
+import re
+import subprocess
+import sys
+import threading
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import arena
+from arena import _build, _load, _native
+from arena._native import ffi, lib
+
+ROOT = Path(__file__).resolve().parent.parent
+CDEF = "".join(_build.cdef_of(header) for header in _build.HEADERS)
+CODE = re.sub(r"/\*.*?\*/", "", CDEF, flags=re.DOTALL)
+FUNCTIONS = sorted(set(re.findall(r"\b(arena_\w+)\(", CODE)))
+CONSTANTS = sorted(set(re.findall(r"\b(ARENA_\w+)\s*=", CODE)))
+
+
+def test_every_function_and_constant_of_the_headers_is_in_the_module() -> None:
+    assert len(FUNCTIONS) >= 40
+    assert {name for name in dir(lib) if name.lower().startswith("arena")} == {
+        *FUNCTIONS,
+        *CONSTANTS,
+    }
+    for name in (*FUNCTIONS, *CONSTANTS):
+        assert getattr(lib, name) is not None
+
+
+def test_every_function_of_the_design_is_there() -> None:
+    scratch = (
+        "alloc zalloc realloc memdup strdup strndup printf strbuf_new".split()  # noqa: SIM905
+    )
+    named = {
+        *(f"arena_{name}" for name in scratch),
+        *(f"arena_{name}_persist" for name in scratch),
+        *(f"arena_{n}" for n in "begin end current cleanup limit stats_get trim".split()),  # noqa: SIM905
+        *(f"arena_strbuf_{n}" for n in "append puts printf data len clear".split()),  # noqa: SIM905
+        "arena_free_persist",
+    }
+    assert named <= set(FUNCTIONS)
+
+
+def test_the_structs_are_those_of_the_headers() -> None:
+    fields = re.search(r"typedef struct arena_stats \{(.*?)\}", CODE, re.DOTALL)
+    assert fields is not None
+    names = re.findall(r"uint64_t (\w+);", fields.group(1))
+    raw = ffi.new("arena_stats *")  # cffi compares size and offsets with the compiler's here
+    assert ffi.sizeof("arena_stats") == 8 * len(names)
+    assert [name for name, _ in ffi.typeof(raw[0]).fields] == names
+    assert [field.name for field in dataclasses.fields(arena.Stats)] == names
+
+
+def test_codes_have_texts() -> None:
+    texts = {ffi.string(lib.arena_strerror(getattr(lib, name))) for name in CONSTANTS}
+    assert len(texts) == len(CONSTANTS) == 7
+    assert ffi.string(lib.arena_strerror(12345)) == b"unknown code"
+
+
+def test_the_version_is_one() -> None:
+    header = re.search(r'#define ARENA_VERSION "(.*?)"', (ROOT / "csrc/arena.h").read_text())
+    assert header is not None
+    compiled = ffi.string(lib.arena_version()).decode()
+    assert header.group(1) == compiled == arena.__version__
+    assert importlib.metadata.version("tick-arena") == arena.__version__
+    assert arena.__version__ in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_a_stale_build_is_an_import_error_that_says_what_to_do() -> None:
+    with pytest.raises(ImportError, match=r"module is version 0\.0\.9.*pip install -e \."):
+        _load.check_version("0.0.9")
+
+
+def test_a_missing_build_is_an_import_error_that_says_what_to_do(tmp_path: Path) -> None:
+    package = tmp_path / "arena"
+    package.mkdir()
+    for path in (ROOT / "arena").glob("*.py"):
+        (package / path.name).write_bytes(path.read_bytes())
+    code = "import sys; sys.path.insert(0, '.'); import arena"
+    done = subprocess.run(  # -S: without the finder of an editable installation
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "ImportError: arena's compiled module is missing; build it again" in done.stderr
+
+
+def test_the_module_is_one_abi3_binary() -> None:
+    path = Path(_native.__file__)
+    assert path.name == "_native.abi3.so"
+
+
+def test_calls_through_lib_keep_the_gil() -> None:
+    assert lib.arena_py_gil_held() == 1
+
+
+def test_the_core_knows_no_python() -> None:
+    for path in (ROOT / "csrc").glob("*.[ch]"):
+        assert "Python.h" not in path.read_text()
+
+
+def test_registering_twice_is_harmless() -> None:
+    types = (arena.Tick, arena.Block, arena.Str, arena.StrBuf)
+    assert lib.arena_py_register() == 0
+    assert (_native.Tick, _native.Block, _native.Str, _native.StrBuf) == types
+    with pytest.raises(TypeError, match="_lend"):
+        _native._lend()
+
+
+def test_all_is_what_the_package_exports() -> None:
+    assert sorted(arena.__all__) == arena.__all__
+    for name in arena.__all__:
+        assert getattr(arena, name) is not None
+
+
+def test_the_core_depends_on_cffi_alone_and_imports_nothing_heavy() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert [re.match(r"\w+", d).group() for d in project["dependencies"]] == ["cffi"]  # type: ignore[union-attr]
+    code = "import sys, arena; print([m for m in sys.modules if m in sys.argv[1:]])"
+    heavy = ["cffi", "asyncio", "rich", "psutil", "matplotlib", "numpy"]
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}", *heavy],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ast.literal_eval(done.stdout) == []
+
+
+def test_c_code_that_allocates_in_the_current_tick_finds_pythons() -> None:
+    before = arena.stats().strays_count
+    with arena.tick() as outer:
+        assert lib.arena_strdup(ffi.NULL, b"four") != ffi.NULL
+        assert outer.used == 5
+        c_tick = lib.arena_begin(b"c")
+        lib.arena_alloc(ffi.NULL, 10)  # the C tick began later: it is the inner one
+        assert (outer.used, lib.arena_used(c_tick)) == (5, 10)
+        with arena.tick() as inner:
+            lib.arena_alloc(ffi.NULL, 20)
+            assert (inner.used, lib.arena_used(c_tick)) == (20, 10)
+            assert lib.arena_end(lib.arena_current()) == lib.ARENA_E_INVALID  # Python ends its own
+        assert lib.arena_end(c_tick) == 0
+    assert arena.stats().strays_count == before
+
+
+def test_another_threads_python_tick_is_not_cs_current_one() -> None:
+    seen: list[bool] = []
+    with arena.tick():
+        thread = threading.Thread(target=lambda: seen.append(lib.arena_current() == ffi.NULL))
+        thread.start()
+        thread.join()
+    assert seen == [True]
+
+
+def test_stats_may_be_read_while_other_threads_allocate() -> None:
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            with arena.tick() as t:
+                for size in (10, 20_000, 100_000):
+                    t.alloc(size)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(500):
+        stats = arena.stats()
+        assert 0 <= stats.ticks_open <= 4
+        assert stats.scratch <= 4 * 120_010
+        assert stats.chunks <= stats.chunks_peak
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_sixty_four_threads_each_have_their_own_ticks() -> None:
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(64)
+
+    def work(i: int) -> None:
+        try:
+            barrier.wait()
+            for n in range(50):
+                with arena.tick(f"thread {i}") as t:
+                    buf = arena.strbuf()
+                    for _ in range(20):
+                        buf.append(f"{i}-{n} ")
+                    assert arena.current() is t
+                    assert buf == f"{i}-{n} " * 20
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
