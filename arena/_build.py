@@ -69,7 +69,10 @@ def make_builder() -> FFI:
         depends=headers,
         include_dirs=["csrc"],
         libraries=["dl", "pthread"] if sys.platform.startswith("linux") else [],
-        define_macros=[("Py_LIMITED_API", "0x030b0000")],
+        define_macros=[
+            ("Py_LIMITED_API", "0x030b0000"),
+            *([] if keep_gil else [("ARENA_RELEASE_GIL", None)]),
+        ],
         extra_compile_args=[
             "-std=c11",
             "-O2",

@@ -15,8 +15,8 @@ _FIX = (
 
 try:
     import arena._native as _native
-except ModuleNotFoundError as error:
-    if error.name != "arena._native":
+except ModuleNotFoundError as _why:
+    if _why.name != "arena._native":
         raise
     raise ImportError(f"arena's compiled module is missing; {_FIX}", name="arena._native") from None
 
@@ -40,8 +40,13 @@ def _decorate(
 
 
 check_version(_native.ffi.string(_native.lib.arena_version()).decode())
-if _native.lib.arena_py_register() != 0:
-    raise ImportError("arena's native types could not be registered", name="arena._native")
+match _native.lib.arena_py_register():
+    case 0:
+        pass
+    case -2:
+        raise ImportError("arena does not support sub-interpreters", name="arena._native")
+    case _:
+        raise ImportError("arena's native types could not be registered", name="arena._native")
 _native._lend(
     **{name: getattr(errors, name) for name in errors.__all__},
     thread_label=errors.thread_label,

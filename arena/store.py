@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from arena import _native
 from arena._native import Block, Str, StrBuf
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Store"]
 
 Handle: TypeAlias = Block | Str | StrBuf
+D = TypeVar("D")
 
 
 class Store(MutableMapping[str, Handle]):
@@ -78,7 +79,27 @@ class Store(MutableMapping[str, Handle]):
         """Bytes of all values, without keys and overhead."""
         return sum(value.nbytes for value in list(self._values.values()))
 
-    def pop(self, key: str, /, *default: object) -> object:
+    def update(  # type: ignore[override]
+        self,
+        values: Mapping[str, str | Buffer] | Iterable[tuple[str, str | Buffer]] = (),
+        /,
+        **more: str | Buffer,
+    ) -> None:
+        """Put each value in, in order; an error leaves those before it in, as in a dict."""
+        for key, value in dict(values, **more).items():
+            self[key] = value
+
+    def setdefault(self, key: str, default: str | Buffer = "", /) -> Handle:
+        """Return the value of ``key``; put ``default`` in first if there is none."""
+        if key not in self._values:
+            self[key] = default
+        return self._values[key]
+
+    @overload
+    def pop(self, key: str, /) -> Handle: ...
+    @overload
+    def pop(self, key: str, default: D, /) -> Handle | D: ...
+    def pop(self, key: str, /, *default: Any) -> Any:
         """Take a value out without freeing it: it lives until its handle is freed or collected."""
         return self._values.pop(key, *default)
 

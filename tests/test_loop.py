@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import signal
 import threading
@@ -56,7 +57,7 @@ def test_starts_keep_to_the_grid_whatever_the_bodies_take(clock: Clock) -> None:
 
 def test_an_overrun_is_counted_and_told_and_the_missed_starts_are_left_out(clock: Clock) -> None:
     starts, told = [], []
-    loop = arena.ticks(1.0, count=5, on_overrun=lambda l: told.append((l.overruns, l.skipped)))
+    loop = arena.ticks(1.0, count=5, on_overrun=lambda it: told.append((it.overruns, it.skipped)))
     for _ in loop:
         starts.append(clock.now - 1000)
         clock.now += 3.5 if len(starts) == 2 else 0.1
@@ -99,10 +100,8 @@ def test_the_tick_ends_on_every_way_out_of_a_plain_loop(way: str) -> None:
                 return
             raise LookupError
 
-    try:
+    with contextlib.suppress(LookupError):
         leave()
-    except LookupError:
-        pass
     assert log == ["cleaned"]
     assert not kept[0].open
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +31,6 @@ from model import (
     piece_sizes,
     seeds,
     sizes,
-    small_sizes,
 )
 
 from arena._native import ffi, lib
@@ -38,6 +38,7 @@ from arena._native import ffi, lib
 NULL = ffi.NULL
 SIZE_MAX = 2 ** (8 * ffi.sizeof("size_t")) - 1
 UNLIMITED = SIZE_MAX // 4
+CLEANUPS = ["read", "allocate", "change", "end", "begin", "leave open", "outer"]
 COUNTERS = ("ticks_open", "scratch", "chunks", "persisted", "persisted_count", "strays_count")
 
 
@@ -122,8 +123,8 @@ class Cleanup:
         assert lib.arena_used(tick.pointer) == tick.used
         if self.does == "allocate":
             # An earlier cleanup may have left a tick open: then NULL means that one.
-            targets = [tick.pointer, NULL] if lib.arena_current() == tick.pointer else [tick.pointer]
-            for target in targets:
+            current = lib.arena_current()
+            for target in (tick.pointer, NULL if current == tick.pointer else tick.pointer):
                 assert lib.arena_alloc(target, 1) == NULL
                 assert lib.arena_error() == lib.ARENA_E_ENDING
                 assert lib.arena_zalloc(target, 0) == NULL
@@ -261,19 +262,15 @@ class CoreMachine(RuleBasedStateMachine):
         assert seen == [lib.ARENA_E_THREAD, lib.ARENA_E_THREAD, lib.ARENA_E_ENDED]
 
     @precondition(lambda self: self.stack)
-    @rule(pick=picks, does=st.sampled_from(["read", "allocate", "change", "end", "begin", "outer"]))
-    def cleanup(self, pick: int, does: str) -> None:
+    @rule(pick=picks, drawn=st.lists(st.sampled_from(CLEANUPS), min_size=1, max_size=3))
+    def cleanup(self, pick: int, drawn: list[str]) -> None:
         pointer, owner = self.owner(pick)
-        record = Cleanup(self, owner, does)
-        handle = ffi.new_handle(record)
-        self.handles.append(handle)
-        assert lib.arena_cleanup(pointer, on_end, handle) == lib.ARENA_OK
-        owner.cleanups.append(record)
-
-    @precondition(lambda self: self.stack)
-    @rule(pick=picks)
-    def cleanup_that_leaves_a_tick_open(self, pick: int) -> None:
-        self.cleanup(pick, "leave open")
+        for does in drawn:
+            record = Cleanup(self, owner, does)
+            handle = ffi.new_handle(record)
+            self.handles.append(handle)
+            assert lib.arena_cleanup(pointer, on_end, handle) == lib.ARENA_OK
+            owner.cleanups.append(record)
 
     @precondition(lambda self: self.stack)
     @rule(pick=picks, above=st.sampled_from([0, 0, 1, 2, 15, 16, 240, 5000, 70_000]))
@@ -425,9 +422,7 @@ class CoreMachine(RuleBasedStateMachine):
         low, high = sorted((round(start * size), round(stop * size)))
         part = bytes(text.content[low:high])
         data = lib.arena_strbuf_data(text.pointer) + low
-        self.appended(
-            owner, text, lib.arena_strbuf_append(text.pointer, data, high - low), part
-        )
+        self.appended(owner, text, lib.arena_strbuf_append(text.pointer, data, high - low), part)
 
     @rule(which=st.integers(0, 9), keep=st.just(0.0) | st.floats(0, 1))
     def truncate(self, which: int, keep: float) -> None:
@@ -528,7 +523,7 @@ class CoreMachine(RuleBasedStateMachine):
                     start = address(lib.arena_strbuf_data(text.pointer))
                     spans.append((start, start + len(text.content) + 1))
         spans.sort()
-        for (_, stop), (start, _) in zip(spans, spans[1:], strict=False):
+        for (_, stop), (start, _) in itertools.pairwise(spans):
             assert stop <= start
 
     @invariant()
@@ -583,7 +578,9 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 def test_the_c_api_behaves_like_plain_bytes_whatever_the_order_of_calls() -> None:
-    run_state_machine_as_test(CoreMachine, settings=settings())
+    # Its steps are cheap: it takes three times as many examples as the others.
+    examples = 3 * settings().max_examples
+    run_state_machine_as_test(CoreMachine, settings=settings(max_examples=examples))
 
 
 # Single rules, each on its own.
@@ -874,6 +871,22 @@ def test_a_string_that_grows_through_every_size_leaves_no_chunk_behind() -> None
         # What it has moved out of is given back at once: never three copies of it.
         assert stats().chunks <= 3 * len(expected) + 3 * CHUNK
     assert read(lib.arena_strbuf_data(text), len(expected)) == expected
+    lib.arena_end(tick)
+
+
+def test_strings_that_grow_in_turns_through_every_size_do_not_disturb_each_other() -> None:
+    tick = lib.arena_begin(NULL)
+    texts = [(lib.arena_strbuf_new(tick, 0), bytearray()) for _ in range(3)]
+    size = 50
+    while size < 3 * MIB:
+        for turn, (text, expected) in enumerate(texts):
+            piece = data_of(size % 1000 + turn, size * (turn + 1) // 2)
+            assert lib.arena_strbuf_append(text, piece, len(piece)) == lib.ARENA_OK
+            expected += piece
+            lib.arena_zalloc(tick, 1000 * turn)
+        for text, expected in texts:
+            assert read(lib.arena_strbuf_data(text), len(expected)) == expected
+        size = size * 3 // 2
     lib.arena_end(tick)
 
 

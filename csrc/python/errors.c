@@ -15,7 +15,7 @@ void arena_py_raise_thread(Scope *scope, const char *what) {
         PyObject_CallFunction(arena_py_lent.thread_label, "k", PyThread_get_thread_ident());
     if (which && owner && here)
         PyErr_Format(arena_py_lent.WrongThreadError,
-                     "%s %U belongs to thread %U and was used by thread %U: a tick stays in its "
+                     "%s%U belongs to thread %U and was used by thread %U: a tick stays in its "
                      "thread, persisted memory may cross",
                      what, which, owner, here);
     Py_XDECREF(which);
@@ -45,7 +45,7 @@ void arena_py_raise_unusable(Handle *handle) {
         return;
     }
     if (scope->tick.state != ARENA__ENDED) {
-        arena_py_raise_thread(scope, "scratch of");
+        arena_py_raise_thread(scope, "scratch of ");
         return;
     }
     PyObject *which = arena_py_describe(scope);

@@ -187,11 +187,16 @@ static int register_types(void) {
     return failed ? -1 : 0;
 }
 
-/* cffi may or may not hold the GIL around this call; taking it again is free of harm. */
 int arena_py_register(void) {
+#ifdef ARENA_RELEASE_GIL
+    /* Only then: in a sub-interpreter this would wait for the GIL that its own thread holds. */
     PyGILState_STATE state = PyGILState_Ensure();
-    int failed = register_types();
-    if (failed) PyErr_WriteUnraisable(NULL);
+#endif
+    int failed = -2;
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) failed = register_types();
+    if (failed == -1) PyErr_WriteUnraisable(NULL);
+#ifdef ARENA_RELEASE_GIL
     PyGILState_Release(state);
+#endif
     return failed;
 }

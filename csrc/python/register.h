@@ -4,8 +4,9 @@
 
 /* cdef begin */
 
-/* Adds the native types and functions to the module arena._native. 0, or -1 (an exception is
- * printed). Called once, by arena/_load.py. */
+/* Adds the native types and functions to the module arena._native. 0; -1, and an exception is
+ * printed; -2 in a sub-interpreter, where the types of the main one must not go. Called by
+ * arena/_load.py. */
 int arena_py_register(void);
 
 /* 1 when a call through `lib` keeps the GIL, 0 when it does not, -1 when that cannot be known. */

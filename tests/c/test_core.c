@@ -368,6 +368,7 @@ static void test_bad_arguments_are_codes(void) {
 }
 
 int main(void) {
+    setvbuf(stdout, NULL, _IONBF, 0); /* a forked child has nothing to print again */
 #define RUN(test) (test(), printf("ok %s\n", #test))
     RUN(test_allocations_are_aligned_distinct_and_zeroed);
     RUN(test_nesting_ends_the_inner_ticks_first);
