@@ -890,6 +890,25 @@ def test_strings_that_grow_in_turns_through_every_size_do_not_disturb_each_other
     lib.arena_end(tick)
 
 
+def test_a_string_may_move_its_pages_while_its_neighbours_grow_and_go() -> None:
+    tick = lib.arena_begin(NULL)
+    texts = [(lib.arena_strbuf_new(tick, 0), bytearray()) for _ in range(3)]
+
+    def grow(which: int, size: int) -> None:
+        text, expected = texts[which]
+        assert lib.arena_strbuf_append(text, data_of(size % 4096, size), size) == lib.ARENA_OK
+        expected += data_of(size % 4096, size)
+
+    grow(0, 100_000)
+    grow(1, LARGEST + MIB)
+    grow(2, LARGEST + MIB)
+    for which in (1, 0, 2, 0, 1, 0, 0):  # those with mappings of their own move between others
+        grow(which, LARGEST if which else len(texts[0][1]))
+        for text, expected in texts:
+            assert read(lib.arena_strbuf_data(text), len(expected)) == expected
+    lib.arena_end(tick)
+
+
 def test_a_steady_loop_of_117_kb_ticks_makes_no_further_mapping() -> None:
     def turn() -> None:
         tick = lib.arena_begin(b"awareness")

@@ -114,6 +114,33 @@ def test_registering_twice_is_harmless() -> None:
         _native._lend()
 
 
+@pytest.mark.parametrize("first", ["", "import arena"])
+def test_a_sub_interpreter_gets_an_import_error_and_the_main_one_goes_on(first: str) -> None:
+    code = f"""
+import sys
+try:
+    import _interpreters as sub
+    make = lambda: sub.create("legacy")
+except ImportError:
+    import _xxsubinterpreters as sub
+    make = lambda: sub.create(isolated=False)
+{first}
+inner = make()
+code = "import sys; sys.path[:0] = %r" % sys.path + chr(10) + "import arena"
+try:
+    told = sub.run_string(inner, code)  # 3.13 returns the error
+except Exception as error:
+    told = error
+assert "does not support" in str(told) or "not support loading" in str(told), told
+sub.destroy(inner)
+import arena
+with arena.tick() as t:
+    print(t.strdup("fine"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr
+
+
 def test_all_is_what_the_package_exports() -> None:
     assert sorted(arena.__all__) == arena.__all__
     for name in arena.__all__:

@@ -267,6 +267,50 @@ def test_an_iterable_that_fails_half_way_leaves_the_buffer(buf: arena.StrBuf) ->
         assert buf == "before"
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 255, 256, 257, 511, 513, 1000])
+@pytest.mark.parametrize("odd", ["", "é", b"\xff", "x" * 3000, "ü" * 3000])
+@pytest.mark.parametrize("make", [list, tuple, iter])
+def test_many_pieces_come_out_in_order_however_they_are_read(
+    buf: arena.StrBuf, count: int, odd: str | bytes, make: Callable[[list[object]], object]
+) -> None:
+    pieces: list[str | bytes] = [f"{i} " for i in range(count)]
+    if count > 1:
+        pieces[count * 3 // 4] = odd
+    encoded = [p.encode() if isinstance(p, str) else p for p in pieces]
+    buf.append("start ")
+    buf.extend(make(pieces))  # type: ignore[arg-type]
+    for separator in ("", ", ", b"-", "→"):
+        buf.join(separator, make(pieces))  # type: ignore[arg-type]
+    expected = b"start " + b"".join(encoded)
+    for mark in (b"", b", ", b"-", "→".encode()):
+        expected += mark.join(encoded)
+    assert bytes(buf) == expected
+
+
+@pytest.mark.parametrize("wrong", ["\ud800", 3])
+def test_a_wrong_piece_after_many_good_ones_leaves_the_buffer(
+    buf: arena.StrBuf, wrong: object
+) -> None:
+    buf.append("before")
+    for count in (0, 1, 256, 300, 512, 1000):
+        pieces = [*(["piece"] * count), wrong, "more"]
+        for way in (buf.extend, lambda p: buf.join(", ", p), lambda p: buf.join(b",", p)):
+            with pytest.raises((UnicodeEncodeError, TypeError)):
+                way(pieces)  # type: ignore[operator]
+            assert buf == "before"
+
+
+def test_a_limit_that_many_pieces_would_pass_leaves_the_buffer() -> None:
+    with arena.tick(limit=1000) as t:
+        buf = t.strbuf("before")
+        for way in (buf.extend, lambda p: buf.join(", ", p)):
+            with pytest.raises(arena.LimitError):
+                way(["0123456789"] * 700)  # type: ignore[operator]
+            assert (buf, t.used) == ("before", 6)
+        buf.join("", ["7"] * 994)
+        assert t.used == 1000
+
+
 def test_it_refuses_to_change_size_while_a_view_lives(buf: arena.StrBuf) -> None:
     buf.append("0123456789")
     view = memoryview(buf)

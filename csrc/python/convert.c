@@ -2,13 +2,12 @@
 #include "py.h"
 
 /* CPython caches the UTF-8 of a non-ASCII str inside it, for as long as it lives. For a short str
- * that is the fast way; for a long one it would double what the caller keeps. */
-#define CACHE_UTF8_BELOW 2048
-
-static int text_source(Source *source, PyObject *text) {
+ * that is the fast way; for a long one it would double what the caller keeps. */static int text_source(Source *source, PyObject *text) {
+    static PyObject *isascii; /* made once: the name of a method costs more than its call */
     Py_ssize_t size;
-    if (PyUnicode_GetLength(text) >= CACHE_UTF8_BELOW) {
-        PyObject *ascii = PyObject_CallMethod(text, "isascii", NULL);
+    if (PyUnicode_GetLength(text) >= ARENA_PY_SHORT_TEXT) {
+        if (!isascii && !(isascii = PyUnicode_InternFromString("isascii"))) return -1;
+        PyObject *ascii = PyObject_CallMethodObjArgs(text, isascii, NULL);
         if (!ascii) return -1;
         bool is_ascii = ascii == Py_True;
         Py_DECREF(ascii);

@@ -170,6 +170,7 @@ PyObject *arena_py_block_from(Scope *scope, const char *data, size_t size);
 PyObject *arena_py_strbuf_new(Scope *scope, PyObject *initial);
 
 /* convert.c: what a Python object has to offer as bytes. */
+#define ARENA_PY_SHORT_TEXT 2048 /* below it, the UTF-8 that CPython caches in a str is fine */
 typedef struct Source {
     const char *data;
     size_t size;
