@@ -27,7 +27,8 @@ class Store(MutableMapping[str, Handle]):
 
     Keys are ``str``. Any thread may use a store; each call is one step. Other Python values do not
     live in arena memory: put ``json.dumps(value)`` in. Raises ``TypeError`` for those,
-    ``StaleError`` for a stale handle, ``MemoryError``; then the store is as it was.
+    ``StaleError`` for a stale handle, ``MemoryError``; the value is then not put in, and what the
+    key had before stays.
     """
 
     __slots__ = ("_values",)

@@ -129,7 +129,8 @@ void *arena_realloc(arena_tick *tick, void *old, size_t old_size, size_t size) {
     }
     if (arena__may_ask(tick, size - old_size) != ARENA_OK) return NULL;
     arena__chunk *chunk = chunk_of(tick, old, old_size);
-    if (!chunk || !arena__extend(tick, chunk, old, old_size, size)) {
+    bool fits = old_size && arena__round(size) == arena__round(old_size);
+    if (!fits && (!chunk || !arena__extend(tick, chunk, old, old_size, size))) {
         arena__chunk *fresh;
         void *data = arena__take(tick, size, &fresh);
         if (!data) {

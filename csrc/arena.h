@@ -115,8 +115,9 @@ char *arena_strndup(arena_tick *tick, const char *text, size_t size);
 char *arena_printf(arena_tick *tick, const char *format, ...);
 
 /* Growing strings. A string grows in the tick that made it, whichever is current. The data is
- * NUL-terminated (the NUL is in no length and no limit) and moves when the string grows. `data`
- * given to append may lie inside the string itself. A failed call leaves the string as it was. */
+ * NUL-terminated (the NUL is in no length and no limit) and moves when the string grows. What is
+ * given to append and puts may lie inside the string itself, the arguments of printf may not. A
+ * failed call leaves the string as it was. */
 arena_strbuf *arena_strbuf_new(arena_tick *tick, size_t capacity);
 int arena_strbuf_append(arena_strbuf *buf, const void *data, size_t size);
 int arena_strbuf_puts(arena_strbuf *buf, const char *text);

@@ -159,6 +159,8 @@ arena__chunk *arena__chunk_get(arena_tick *tick, size_t need, bool alone) {
         /* Mapping under the lock would make every thread wait for the kernel. */
         arena__unlock();
         chunk = arena__system.map(size);
+        /* What is cached in other classes may be what is missing. */
+        if (!chunk && arena_trim(0)) chunk = arena__system.map(size);
         if (!chunk) return NULL;
         chunk->size = size;
         chunk->dirty = ARENA__HEAD;

@@ -38,8 +38,16 @@ static head *head_of(const void *data) {
     return (head *)((uintptr_t)data - sizeof(head));
 }
 
+/* Memory for `old` (or NULL) and its header. Cached chunks may be what is missing. */
+static head *take(head *old, size_t size) {
+    if (size > ARENA__UNLIMITED) return NULL;
+    head *h = realloc(old, sizeof *h + size);
+    if (!h && arena_trim(0)) h = realloc(old, sizeof *h + size);
+    return h;
+}
+
 void *arena__persist_new(size_t size, bool stray) {
-    head *h = size <= ARENA__UNLIMITED ? malloc(sizeof *h + size) : NULL;
+    head *h = take(NULL, size);
     if (!h) {
         arena__fail(ARENA_E_NOMEM);
         return NULL;
@@ -56,7 +64,7 @@ void *arena__persist_new(size_t size, bool stray) {
 }
 
 void *arena__persist_resize(void *old, size_t size) {
-    head *h = size <= ARENA__UNLIMITED ? realloc(head_of(old), sizeof *h + size) : NULL;
+    head *h = take(head_of(old), size);
     if (!h) {
         arena__fail(ARENA_E_NOMEM);
         return NULL;

@@ -25,8 +25,8 @@ _BASE = settings.get_profile("arena")
 settings.register_profile(
     "quick", _BASE, max_examples=50, stateful_step_count=50, derandomize=True, database=None
 )
-settings.register_profile("ci", _BASE, max_examples=400, stateful_step_count=60)
-settings.register_profile("long", _BASE, max_examples=9000, stateful_step_count=100)
+settings.register_profile("ci", _BASE, max_examples=260, stateful_step_count=60)
+settings.register_profile("long", _BASE, max_examples=4800, stateful_step_count=100)
 settings.load_profile(os.environ.get("ARENA_PROFILE", "quick"))
 
 # Counters that a test must leave as it found them. Bytes of persisted memory are left out: objects

@@ -577,6 +577,7 @@ class CoreMachine(RuleBasedStateMachine):
         assert {name: getattr(now, name) for name in COUNTERS} == self.baseline
 
 
+@pytest.mark.timeout(7200)  # the long profile
 def test_the_c_api_behaves_like_plain_bytes_whatever_the_order_of_calls() -> None:
     # Its steps are cheap: it takes three times as many examples as the others.
     examples = 3 * settings().max_examples

@@ -977,6 +977,7 @@ class TickMachine(RuleBasedStateMachine):
         assert {name: getattr(now, name) for name in GUARDED} == self.baseline
 
 
+@pytest.mark.timeout(7200)  # the long profile
 def test_only_persisted_memory_survives_a_tick_and_all_that_lives_reads_true() -> None:
     run_state_machine_as_test(TickMachine, settings=settings())
 

@@ -75,9 +75,10 @@ static PyObject *strbuf_append(PyObject *self, PyObject *piece) {
 
 /* The number of characters for a str and of bytes for the rest, as the io classes do. */
 static PyObject *strbuf_write(PyObject *self, PyObject *piece) {
+    size_t before = ((StrBuf *)self)->buf.len;
     if (append_piece((StrBuf *)self, piece, "write()") < 0) return NULL;
-    return PyLong_FromSsize_t(PyUnicode_Check(piece) ? PyUnicode_GetLength(piece)
-                                                     : PyObject_Size(piece));
+    if (PyUnicode_Check(piece)) return PyLong_FromSsize_t(PyUnicode_GetLength(piece));
+    return PyLong_FromSize_t(((StrBuf *)self)->buf.len - before);
 }
 
 static PyObject *strbuf_inplace_add(PyObject *self, PyObject *piece) {
@@ -319,7 +320,9 @@ static PyMethodDef strbuf_methods[] = {
      "As append(); returns the number of characters of a str, of bytes of anything else."},
     {"extend", strbuf_extend, METH_O,
      "extend($self, pieces, /)\n--\n\n"
-     "append() each piece of an iterable, all or none; a str or a bytes-like object is one piece."},
+     "append() each piece of an iterable, all or none; a str or a bytes-like object is one piece.\n"
+     "An iterable that itself changes the buffer, or keeps a view of it, and then fails, leaves the\n"
+     "pieces so far."},
     {"writelines", strbuf_writelines, METH_O,
      "writelines($self, pieces, /)\n--\n\nThe same as extend()."},
     {"join", (PyCFunction)(void (*)(void))strbuf_join, METH_FASTCALL,
