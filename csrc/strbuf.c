@@ -65,9 +65,15 @@ static int grow(arena_strbuf *buf, size_t extra) {
     if (extra > ARENA__UNLIMITED - buf->len) return arena__fail(ARENA_E_NOMEM);
     size_t need = buf->len + extra;
     if (buf->data && need <= buf->cap) return ARENA_OK;
-    size_t cap = buf->cap < FIRST_CAPACITY ? FIRST_CAPACITY : buf->cap * 2 + 1;
-    bool copied = !buf->tick && !buf->data; /* persisted at once: most never grow again */
-    if (cap < need || copied) cap = need;
+    size_t cap = FIRST_CAPACITY;
+    if (buf->tick) {
+        if (buf->cap >= FIRST_CAPACITY) cap = buf->cap * 2 + 1;
+    } else if (!buf->data) {
+        cap = need; /* a copy: most never grow again */
+    } else if (buf->cap >= FIRST_CAPACITY) {
+        cap = buf->cap + buf->cap / 4; /* what is spare here is spare for as long as it lives */
+    }
+    if (cap < need) cap = need;
     int code = buf->tick ? grow_scratch(buf, cap) : grow_persisted(buf, cap);
     /* Doubling may be what did not fit; what was asked for still may. */
     if (code == ARENA_E_NOMEM && cap > need)
