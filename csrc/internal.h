@@ -196,24 +196,22 @@ int arena__strbuf_reserve(arena_strbuf *buf, size_t extra);
 int arena__strbuf_append_slow(arena_strbuf *buf, const void *data, size_t size);
 void arena__strbuf_free(arena_strbuf *buf);
 
-/* memcpy for what a loop appends: up to 64 bytes without a call, by two overlapping moves each. */
+/* memcpy for what a loop appends. From 16 to 64 bytes by four moves that overlap as they must,
+ * with no branch on the size: sizes in a loop vary, and a branch on them is guessed wrong. */
 static inline void arena__copy(char *to, const char *from, size_t size) {
-    if (size > 64) {
-        memcpy(to, from, size);
-    } else if (size > 32) {
-        char head[32], tail[32];
-        memcpy(head, from, 32), memcpy(tail, from + size - 32, 32);
-        memcpy(to, head, 32), memcpy(to + size - 32, tail, 32);
-    } else if (size >= 16) {
-        char head[16], tail[16];
-        memcpy(head, from, 16), memcpy(tail, from + size - 16, 16);
-        memcpy(to, head, 16), memcpy(to + size - 16, tail, 16);
-    } else if (size >= 8) {
+    if (size - 16 <= 48) {
+        size_t last = size - 16, second = last < 16 ? last : 16, third = last - second;
+        char a[16], b[16], c[16], d[16];
+        memcpy(a, from, 16), memcpy(b, from + second, 16);
+        memcpy(c, from + third, 16), memcpy(d, from + last, 16);
+        memcpy(to, a, 16), memcpy(to + second, b, 16);
+        memcpy(to + third, c, 16), memcpy(to + last, d, 16);
+    } else if (size - 8 <= 8) {
         uint64_t head, tail;
         memcpy(&head, from, 8), memcpy(&tail, from + size - 8, 8);
         memcpy(to, &head, 8), memcpy(to + size - 8, &tail, 8);
     } else {
-        for (size_t i = 0; i < size; i++) to[i] = from[i];
+        memcpy(to, from, size);
     }
 }
 

@@ -23,7 +23,7 @@ static Piece *piece_new(PyTypeObject *type, Scope *scope, size_t size) {
 
 static PyObject *piece_from(PyTypeObject *type, Scope *scope, const char *data, size_t size) {
     Piece *piece = piece_new(type, scope, size);
-    if (piece && size) memcpy(piece->data, data, size);
+    if (piece && size) arena__copy(piece->data, data, size);
     return (PyObject *)piece;
 }
 

@@ -27,7 +27,8 @@ static ARENA__NOINLINE int raise_code(StrBuf *self, int code, size_t requested) 
 }
 
 /* The last step of every append: nothing below here runs Python code. */
-static inline int append_bytes(StrBuf *self, const char *data, size_t size) {
+static inline __attribute__((always_inline)) int append_bytes(StrBuf *self, const char *data,
+                                                             size_t size) {
     if (ARENA__UNLIKELY(!may_resize(self))) {
         raise_fixed(self);
         return -1;
@@ -36,7 +37,7 @@ static inline int append_bytes(StrBuf *self, const char *data, size_t size) {
     return ARENA__LIKELY(code == ARENA_OK) ? 0 : raise_code(self, code, size);
 }
 
-static int append_any(StrBuf *self, PyObject *piece, const char *what) {
+static ARENA__NOINLINE int append_any(StrBuf *self, PyObject *piece, const char *what) {
     Source source;
     if (arena_py_source(&source, piece, what) < 0) return -1;
     int failed = append_bytes(self, source.data, source.size);
