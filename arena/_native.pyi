@@ -2,7 +2,18 @@
 
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, ClassVar, Literal, ParamSpec, Self, SupportsIndex, TypeAlias, TypeVar, final, overload
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    ParamSpec,
+    Self,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+    final,
+    overload,
+)
 
 from typing_extensions import Buffer
 

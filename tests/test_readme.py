@@ -93,7 +93,9 @@ def test_the_table_has_a_row_for_each_error_of_arena() -> None:
     assert len(ROWS) >= 18
 
 
-def test_there_are_two_commands_of_one_line_each_and_ci_runs_the_test_command_as_it_stands() -> None:
+def test_there_are_two_commands_of_one_line_each_and_ci_runs_the_test_command_as_it_stands() -> (
+    None
+):
     commands = re.findall(r"<!-- (\w+) command -->\n```sh\n(.*?)\n```", README)
     assert [name for name, _ in commands] == ["demo", "test"]
     assert commands[0][1].endswith("-m arena demo")
