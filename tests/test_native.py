@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib.metadata
+import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -99,6 +101,36 @@ def test_the_module_is_one_abi3_binary() -> None:
 
 def test_calls_through_lib_keep_the_gil() -> None:
     assert lib.arena_py_gil_held() == 1
+
+
+def test_the_switch_lets_the_gil_go_and_our_sources_compile_without_a_warning(
+    tmp_path: Path,
+) -> None:
+    for name in ("arena", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("*.so"))
+        else:
+            shutil.copy(source, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--inplace"],
+        cwd=tmp_path,
+        env={**os.environ, "ARENA_RELEASE_GIL": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^.*csrc/.*warning:.*$", done.stdout + done.stderr, re.MULTILINE) == []
+    code = (
+        f"import sys; sys.path[:0] = ['.', *{sys.path!r}]; import arena._native as n;"
+        "print(n.__file__); print(n.lib.arena_py_gil_held());"
+        "t = n.begin(); print(t.strdup('works')); t.end()"
+    )
+    done = subprocess.run(  # -S: without the finder of an editable installation
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[1:] == ["0", "works"], done.stderr
+    assert done.stdout.startswith(str(tmp_path))
 
 
 def test_the_core_knows_no_python() -> None:

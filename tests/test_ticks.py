@@ -497,6 +497,8 @@ def test_wrong_arguments_of_a_tick_are_type_errors(call: object) -> None:
 def test_escapes_is_allow_or_raise() -> None:
     with pytest.raises(ValueError, match='"allow" or "raise"'):
         arena.tick(escapes="ignore")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match='"allow" or "raise"'):
+        arena.tick(escapes=True)  # type: ignore[call-overload]
 
 
 def test_escapes_raise_tells_of_views_after_the_tick_has_ended() -> None:

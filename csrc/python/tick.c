@@ -32,7 +32,8 @@ static int set_escapes(Tick *tick, PyObject *value) {
             return 0;
         }
     }
-    PyErr_Format(PyExc_ValueError, "escapes is \"allow\" or \"raise\", not %R", value);
+    PyErr_Format(PyUnicode_Check(value) ? PyExc_ValueError : PyExc_TypeError,
+                 "escapes is \"allow\" or \"raise\", not %R", value);
     return -1;
 }
 
