@@ -21,6 +21,7 @@
 #define ARENA__CLASSES 7 /* 64 KiB << 0 .. 6: up to 4 MiB; larger requests are oversize */
 #define ARENA__CHUNK_MAX (ARENA__CHUNK_MIN << (ARENA__CLASSES - 1))
 #define ARENA__OVERSIZE 255
+#define ARENA__WINDOW 10 /* ticks: see pages.c on retention */
 
 /* "No limit": so large that no sum of two sizes below it can overflow. */
 #define ARENA__UNLIMITED (SIZE_MAX / 4)
@@ -69,7 +70,7 @@ struct arena_tick {
     size_t limit; /* `room` of the empty tick. Read by other threads. */
     arena__chunk *current; /* the chunk that pos and end point into */
     arena__chunk *chunks;  /* all of them, newest first */
-    size_t grown;          /* bytes of shared chunks so far: decides the next one's class */
+    size_t grown;          /* decides the class of the next chunk: see alloc.c */
     uint64_t owner;        /* arena__self.id of the thread that began it */
     uint64_t number;       /* 1, 2, 3, ... in the order of begins in the process */
     arena__cleanup *cleanups;
@@ -134,6 +135,7 @@ arena__chunk *arena__chunk_get(arena_tick *tick, size_t need, bool alone);
 void arena__chunk_drop(arena_tick *tick, arena__chunk *chunk);
 arena__chunk *arena__chunk_resize(arena_tick *tick, arena__chunk *chunk, size_t need);
 size_t arena__chunks_return(arena_tick *tick);
+void arena__retention_roll(void);
 void arena__pin(arena__chunk *chunk);
 void arena__unpin(arena__chunk *chunk);
 void arena__pages_stats(arena_stats *out);

@@ -7,9 +7,9 @@
  *
  * Retention is kept for each size class apart. One total for all classes was tried on paper first:
  * it evicts the class that the steady loop needs to make room for one that a spike left behind,
- * and then every tick maps and unmaps. A window is ROLL ends of ticks that held chunks; at its end,
- * what it did not need at its peak goes. So a spike is forgotten at the end of the first window
- * that did not see it: after at most 2 * ROLL - 1 ticks.
+ * and then every tick maps and unmaps. A window is ARENA__WINDOW ends of ticks, whether they held
+ * memory or not. At its end, what neither it nor the window before needed at its peak goes. So a
+ * spike is forgotten after at most 3 * ARENA__WINDOW ticks.
  */
 #include "internal.h"
 
@@ -20,7 +20,7 @@
 #define MAP_ANONYMOUS MAP_ANON
 #endif
 
-#define ROLL 16
+_Static_assert(3 * ARENA__WINDOW <= 32, "a spike is forgotten within 32 ticks");
 
 static struct {
     pthread_mutex_t lock;
@@ -28,8 +28,7 @@ static struct {
     size_t cached_count[ARENA__CLASSES];
     size_t in_use[ARENA__CLASSES];   /* chunks of the class that open ticks hold */
     size_t peak_now[ARENA__CLASSES]; /* the most of it in this window */
-    size_t peak_last[ARENA__CLASSES]; /* what the last window needed: for the statistics */
-    unsigned ends; /* in this window */
+    size_t peak_last[ARENA__CLASSES]; /* and in the window before */
     arena_tick *open;
     size_t chunks; /* bytes, oversize included */
     size_t chunks_peak;
@@ -97,24 +96,31 @@ static arena__chunk *evict(unsigned klass, size_t keep, arena__chunk *batch) {
         arena__chunk *chunk = pages.cache[klass];
         pages.cache[klass] = chunk->next;
         pages.cached_count[klass]--;
-        pages.cached -= chunk->size;
+        ARENA__STORE(pages.cached, pages.cached - chunk->size);
         chunk->next = batch;
         batch = chunk;
     }
     return batch;
 }
 
-/* Under the lock: one more tick that held chunks has ended. */
-static arena__chunk *roll(arena__chunk *batch) {
-    if (++pages.ends < ROLL) return batch;
-    pages.ends = 0;
+static size_t wanted(unsigned klass) {
+    size_t now = pages.peak_now[klass], last = pages.peak_last[klass];
+    return now > last ? now : last;
+}
+
+/* The end of a window. Without a cache there is nothing to decide, and no lock to take. */
+void arena__retention_roll(void) {
+    arena__chunk *batch = NULL;
+    if (!ARENA__LOAD(pages.cached)) return;
+    arena__lock();
     for (unsigned k = 0; k < ARENA__CLASSES; k++) {
         size_t used = pages.in_use[k];
-        batch = evict(k, pages.peak_now[k] - used, batch); /* the peak is never below the use */
+        batch = evict(k, wanted(k) - used, batch); /* a peak is never below the use */
         pages.peak_last[k] = pages.peak_now[k];
         pages.peak_now[k] = used;
     }
-    return batch;
+    arena__unlock();
+    batch_unmap(batch);
 }
 
 static void enter_use(size_t size, unsigned klass) {
@@ -134,7 +140,7 @@ static void cache_put(arena__chunk *chunk) {
     chunk->next = pages.cache[chunk->klass];
     pages.cache[chunk->klass] = chunk;
     pages.cached_count[chunk->klass]++;
-    pages.cached += chunk->size;
+    ARENA__STORE(pages.cached, pages.cached + chunk->size);
 }
 
 static size_t page_round(size_t size) {
@@ -154,7 +160,7 @@ arena__chunk *arena__chunk_get(arena_tick *tick, size_t need, bool alone) {
         chunk = pages.cache[klass];
         pages.cache[klass] = chunk->next;
         pages.cached_count[klass]--;
-        pages.cached -= size;
+        ARENA__STORE(pages.cached, pages.cached - size);
     } else {
         /* Mapping under the lock would make every thread wait for the kernel. */
         arena__unlock();
@@ -258,7 +264,6 @@ size_t arena__chunks_return(arena_tick *tick) {
             batch = chunk;
         }
     }
-    batch = roll(batch);
     arena__unlock();
     tick->chunks = tick->current = NULL;
     batch_unmap(batch);
@@ -307,10 +312,7 @@ void arena__pages_stats(arena_stats *out) {
     out->chunks = pages.chunks;
     out->chunks_peak = pages.chunks_peak;
     out->cached = pages.cached;
-    for (unsigned k = 0; k < ARENA__CLASSES; k++) {
-        size_t now = pages.peak_now[k], last = pages.peak_last[k];
-        out->high_water += (now > last ? now : last) * class_size(k);
-    }
+    for (unsigned k = 0; k < ARENA__CLASSES; k++) out->high_water += wanted(k) * class_size(k);
     out->pinned = pages.pinned;
     out->pinned_count = pages.pinned_count;
     out->pinned_ever = pages.pinned_ever;

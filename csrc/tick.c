@@ -105,7 +105,7 @@ size_t arena__tick_close(arena_tick *tick) {
     ARENA__STORE(tick->room, (size_t)0);
     ARENA__STORE(tick->limit, (size_t)0);
     tick->state = ARENA__ENDED;
-    ARENA__ADD(ticks_ended, 1);
+    if (ARENA__UNLIKELY(ARENA__ADD(ticks_ended, 1) % ARENA__WINDOW == 0)) arena__retention_roll();
     return pinned;
 }
 

@@ -306,6 +306,8 @@ def test_another_thread_can_neither_end_a_tick_nor_use_it() -> None:
         lambda: len(b),
         lambda: memoryview(buf),
         lambda: buf.append("x"),
+        lambda: buf.extend([]),
+        lambda: buf.join("", []),
         lambda: s == "text",
         lambda: hash(s),
     ]

@@ -167,6 +167,7 @@ static int append_joined(StrBuf *self, Pieces *pieces, const Separator *between,
  * the buffer meanwhile. */
 static int append_all(StrBuf *self, PyObject *iterable, Separator between, const char *what) {
     Pieces pieces;
+    if (arena_py_check((Handle *)self) < 0) return -1; /* also when there are no pieces */
     if (pieces_open(&pieces, iterable) < 0) return -1;
     size_t start = self->buf.len, expected = start;
     bool failed = false, first = true;

@@ -213,10 +213,31 @@ static void test_a_spike_is_given_back_within_32_ticks_and_a_steady_loop_makes_n
     CHECK(stats().maps == before.maps && stats().unmaps == before.unmaps);
     CHECK(arena_trim(SIZE_MAX) == 0);
     CHECK(arena_trim(64 << 10) > 0 && stats().cached == 64 << 10);
+    t = arena_begin("spike");
+    for (int i = 0; i < 1000; i++) arena_alloc(t, 64 << 10);
+    arena_end(t);
+    for (int i = 0; i < 32; i++) arena_end(arena_begin("empty ticks count too"));
+    CHECK(stats().cached == 0);
+    t = arena_begin("small");
+    arena_alloc(t, 1);
+    arena_end(t);
     t = arena_begin("oversize");
     arena_alloc(t, 50 << 20);
     arena_end(t);
     CHECK(stats().cached == 64 << 10); /* oversize has a mapping of its own, and is not kept */
+}
+
+static void test_many_requests_of_one_size_share_chunks(void) {
+    static const size_t sizes[] = {1000, 17000, 20000, 100000, 900000};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        arena_trim(0);
+        uint64_t maps = stats().maps;
+        arena_tick *t = arena_begin("many");
+        for (int k = 0; k < 400; k++) CHECK(arena_alloc(t, sizes[i]));
+        CHECK(stats().maps - maps < 150); /* and not 400 */
+        CHECK(stats().chunks < sizes[i] * 400 * 3 / 2 + (4 << 20));
+        arena_end(t);
+    }
 }
 
 static void test_pins_hold_the_chunk_past_its_tick(void) {
@@ -379,6 +400,7 @@ int main(void) {
     RUN(test_strays_live_on_and_are_counted);
     RUN(test_persisted_memory_outlives_ticks);
     RUN(test_a_spike_is_given_back_within_32_ticks_and_a_steady_loop_makes_no_mapping);
+    RUN(test_many_requests_of_one_size_share_chunks);
     RUN(test_pins_hold_the_chunk_past_its_tick);
     RUN(test_no_memory_at_any_mapping_leaves_all_as_it_was);
     RUN(test_threads_have_their_own_ticks_and_an_end_of_a_thread_ends_them);
