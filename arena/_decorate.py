@@ -18,8 +18,11 @@ def decorate(
     For ``async def`` the tick spans the whole coroutine, for a generator function the whole
     iteration. An async generator is refused: nothing ends it in time when its consumer stops early.
     """
-    if not callable(fn):
-        raise TypeError(f"tick() decorates functions, not {type(fn).__name__}")
+    if isinstance(fn, (classmethod, staticmethod)):
+        raise TypeError(f"put @arena.tick below @{type(fn).__name__}, next to the function")
+    if inspect.isclass(fn) or not callable(fn):
+        what = "the class " + fn.__name__ if inspect.isclass(fn) else type(fn).__name__
+        raise TypeError(f"tick() decorates functions, not {what}")
     label = name if name is not None else getattr(fn, "__qualname__", type(fn).__name__)
     options: dict[str, Any] = {"limit": limit, "escapes": escapes}
 
@@ -28,7 +31,8 @@ def decorate(
             f"tick() cannot decorate the async generator function {label}: an async generator is "
             "finalized late, in another task; open the tick inside it, around each step"
         )
-    if inspect.iscoroutinefunction(fn):
+    called = fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
+    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(called):
 
         @functools.wraps(fn)
         async def in_tick_async(*args: Any, **kwargs: Any) -> Any:

@@ -49,6 +49,7 @@ match _native.lib.arena_py_register():
         raise ImportError("arena's native types could not be registered", name="arena._native")
 _native._lend(
     **{name: getattr(errors, name) for name in errors.__all__},
+    ClosedError=errors.ClosedError,
     thread_label=errors.thread_label,
     settle=errors.settle,
     decorate=_decorate,

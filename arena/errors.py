@@ -22,6 +22,10 @@ class StaleError(ArenaError, ReferenceError):
     """A handle was used after its tick had ended, or after its persisted memory was freed."""
 
 
+class ClosedError(StaleError, ValueError):
+    """flush() or len() of a stale StrBuf: a ValueError too, as the closed io classes raise."""
+
+
 class TickError(ArenaError, RuntimeError):
     """No tick is open, or the tick is not in a state that allows the call (ended, ending)."""
 
@@ -57,19 +61,27 @@ def settle(
     """Decide what the end of a tick raises: the body's own exception always wins.
 
     ``failures`` are those of the cleanups, in the order in which they ran. Returns the exception
-    to raise; None when the body's exception is on its way and has been given notes instead.
+    to raise; None when the body's exception is on its way and has been given notes instead. Of
+    the failures that is a group, or KeyboardInterrupt or SystemExit as such, the rest in a note.
     """
     group = (
         BaseExceptionGroup(f"{len(failures)} cleanup(s) of {tick} failed", failures)
         if failures
         else None
     )
+    notes = []
+    if group is not None:
+        notes.append("".join(traceback.format_exception(group)).rstrip())
+    if escape is not None:
+        notes.append(f"EscapeError: {escape}")
     if body is not None:
-        if group is not None:
-            body.add_note("".join(traceback.format_exception(group)).rstrip())
-        if escape is not None:
-            body.add_note(f"EscapeError: {escape}")
+        for note in notes:
+            body.add_note(note)
         return None
-    if group is not None and escape is not None:
-        group.add_note(f"EscapeError: {escape}")
-    return group if group is not None else escape
+    # Ctrl-C and sys.exit() in a cleanup mean what they mean elsewhere; a group would hide them.
+    leave = next((error for error in failures if not isinstance(error, Exception)), None)
+    main = leave or group or escape
+    if main is not None:
+        for note in notes if main is leave else notes[1:]:
+            main.add_note(note)
+    return main

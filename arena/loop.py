@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from arena import _native
 from arena._native import Tick
 
+if TYPE_CHECKING:
+    import asyncio
+
 __all__ = ["Ticks", "ticks"]
+
+_SHORTEST = 1e-9  # seconds: the clock shows no less
 
 
 class Ticks:
@@ -44,13 +50,16 @@ class Ticks:
         self._on_overrun = on_overrun
         self._options = options
         self._stopped = threading.Event()
+        self._wakers: set[Callable[[], object]] = set()
 
     def stop(self) -> None:
-        """End the loop before its next tick; a waiting plain loop wakes at once.
+        """End the loop before its next tick; one that waits for it wakes at once.
 
         Any thread and any signal handler may call it.
         """
         self._stopped.set()
+        for wake in list(self._wakers):
+            wake()
 
     def __iter__(self) -> _Plain:
         return _Plain(self)
@@ -80,7 +89,9 @@ class _Run:
         self._due: float | None = None
 
     def _end(self) -> None:
-        tick, self._tick = self._tick, None
+        # A signal may have come before __init__ was done.
+        tick = getattr(self, "_tick", None)
+        self._tick = None
         if tick is not None and tick.open:
             tick.end()
 
@@ -139,6 +150,27 @@ class _Plain(_Run):
 class _Async(_Run):
     __slots__ = ()
 
+    async def _sleep(self, loop: asyncio.AbstractEventLoop, delay: float) -> None:
+        """Sleep until the delay is over or stop() is called, from whichever thread."""
+        woken: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        def wake_from_anywhere() -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits
+                loop.call_soon_threadsafe(wake)
+
+        timer = loop.call_later(delay, wake)
+        self._loop._wakers.add(wake_from_anywhere)
+        try:
+            if not self._loop._stopped.is_set():
+                await woken
+        finally:
+            timer.cancel()
+            self._loop._wakers.discard(wake_from_anywhere)
+
     def __aiter__(self) -> _Async:
         return self
 
@@ -148,8 +180,11 @@ class _Async(_Run):
         self._end()
         if self._finished():
             raise StopAsyncIteration
-        # Also with nothing to wait for: a loop that is always late must not starve the others.
-        await asyncio.sleep(self._wait())
+        delay = self._wait()
+        if delay > 0:
+            await self._sleep(asyncio.get_running_loop(), delay)
+        else:
+            await asyncio.sleep(0)  # a loop that is always late must not starve the others
         if self._finished():
             raise StopAsyncIteration
         return self._begin()
@@ -179,8 +214,11 @@ def ticks(
     """
     if isinstance(interval, bool) or not isinstance(interval, (int, float)):
         raise TypeError(f"interval is a number of seconds, not {type(interval).__name__}")
-    if not 0 <= interval < math.inf:
-        raise ValueError(f"interval is a finite number of seconds from 0, not {interval}")
+    if interval != 0 and not _SHORTEST <= interval <= threading.TIMEOUT_MAX:
+        raise ValueError(
+            f"interval is 0, or from {_SHORTEST} to {threading.TIMEOUT_MAX:.0f} seconds, "
+            f"not {interval!r:.40}"
+        )
     if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
         raise TypeError(f"count is a number of ticks, not {type(count).__name__}")
     if count is not None and count < 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeAlias, TypeVar, overload
 
 from arena import _native
 from arena._native import Block, Str, StrBuf
@@ -48,6 +48,8 @@ class Store(MutableMapping[str, Handle]):
     def __setitem__(self, key: str, value: str | Buffer) -> None:
         if not isinstance(key, str):
             raise TypeError(f"the keys of a Store are str, not {type(key).__name__}")
+        if value is not None and value is self._values.get(key):
+            return  # store[key] += "more" has changed the value in place
         try:
             kept = _native.persist(value)
         except TypeError:
@@ -55,8 +57,7 @@ class Store(MutableMapping[str, Handle]):
                 f"a Store holds text and bytes, not {type(value).__name__}: "
                 "put in str, bytes, a handle, or json.dumps(value)"
             ) from None
-        old = self._values.get(key)
-        self._values[key] = kept
+        old: Handle | None = _native._swap(self._values, str.__str__(key), kept)
         if old is not None:
             old._discard()
 
@@ -92,9 +93,11 @@ class Store(MutableMapping[str, Handle]):
 
     def setdefault(self, key: str, default: str | Buffer = "", /) -> Handle:
         """Return the value of ``key``; put ``default`` in first if there is none."""
-        if key not in self._values:
-            self[key] = default
-        return self._values[key]
+        found = self._values.get(key)
+        if found is not None:
+            return found
+        added = Store({key: default})  # checked and persisted as any value
+        return self._values.setdefault(key, added.pop(key))
 
     @overload
     def pop(self, key: str, /) -> Handle: ...
@@ -110,6 +113,15 @@ class Store(MutableMapping[str, Handle]):
 
     def clear(self) -> None:
         """Free every value."""
-        old, self._values = self._values, {}
-        for value in old.values():
+        while self._values:
+            try:
+                _, value = self._values.popitem()
+            except KeyError:  # another thread took the last one
+                return
             value._discard()
+
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn:
+        raise TypeError(
+            "a Store cannot be pickled or copied: make a new Store from its items, or take "
+            "{key: bytes(value) for key, value in store.items()}"
+        )

@@ -1,4 +1,4 @@
-"""What every test of the suite shares: hypothesis profiles, ``--long``, and a guard on accounting.
+"""What every test of the suite shares: hypothesis profiles, and a guard on accounting.
 
 The models run under a profile of hypothesis, chosen by the environment variable ARENA_PROFILE:
 
@@ -40,19 +40,6 @@ GUARDED = (
     "persisted_count",
     "strays_count",
 )
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="run the tests that take minutes, too")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--long"):
-        return
-    long = [item for item in items if item.get_closest_marker("long")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
 
 
 def counters() -> dict[str, int]:

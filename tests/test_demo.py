@@ -245,7 +245,57 @@ def test_what_is_not_a_regular_file_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert_one_line(demo("--json", tmp_path / "pipe"), "not a regular file")
     assert_one_line(demo("--json", tmp_path), "not a regular file")
+    assert_one_line(demo("--json", "/"), "not a regular file")
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_one_file_for_two_outputs_is_one_line(tmp_path: Path) -> None:
+    both = tmp_path / "both.png"
+    assert_one_line(demo("--json", both, "--plot", both), "named twice")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plain_kill_leaves_no_child_and_no_draft(tmp_path: Path) -> None:
+    process, children = start("--json", tmp_path / "demo.json")
+    process.terminate()
+    process.communicate(timeout=30)
+    assert_gone(children)
+    assert not [path for path in tmp_path.iterdir() if path.name != "demo.json"]
+
+
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command("--seconds", 1), stdout=full, stderr=subprocess.PIPE, text=True, env=ENV
+        )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "No space left" in done.stderr
+
+
+def test_a_tick_that_finds_the_state_broken_is_counted_by_the_child_and_told() -> None:
+    code = (
+        "from arena.cli import _loop, _mind; turn = _mind.Mind.turn;"
+        "_mind.Mind.turn = lambda self, scratch, n: turn(self, scratch, n) and n not in (3, 5);"
+        "_loop._run(_loop.RUNS['ticked'](), 100.0)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin
+    assert child.stdout
+    child.stdin.write("".join(f"{record}\n" for record in generated().records) + "\n\n")
+    child.stdin.flush()
+    for line in child.stdout:
+        progress = Progress(**json.loads(line))
+        if progress.ticks == 8:
+            break
+    child.stdin.close()
+    child.stdout.read()
+    child.stdout.close()
+    assert child.wait(timeout=30) == 0
+    assert progress.broken == 2
+    assert not Series("ticked", progress).state_ok
 
 
 def test_input_without_any_json_is_one_line(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import copy
 import ctypes
 import gc
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -255,6 +257,20 @@ def test_an_index_that_shrinks_the_buffer_is_an_index_error_and_no_crash() -> No
             buf[Shrinks()] = 1
         buf.append("content!")
         assert buf[: Shrinks()] == b""
+
+
+def test_flushing_a_stale_buffer_is_an_error_that_logging_forgives_at_the_exit() -> None:
+    code = """
+import arena, logging
+with arena.tick() as t:
+    logging.getLogger().addHandler(logging.StreamHandler(t.strbuf()))
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    with arena.tick() as t:
+        buf = t.strbuf()
+    with pytest.raises(ValueError, match="has ended"):
+        buf.flush()
 
 
 def test_a_str_is_read_only_text_that_works_as_a_key() -> None:

@@ -179,6 +179,22 @@ def test_stop_from_another_thread_wakes_a_waiting_loop() -> None:
     assert list(loop) == []
 
 
+@pytest.mark.parametrize("from_thread", [True, False])
+def test_stop_wakes_a_waiting_async_loop(from_thread: bool) -> None:
+    async def main() -> int:
+        loop = arena.ticks(60)
+        if from_thread:
+            threading.Timer(0.05, loop.stop).start()
+        else:
+            asyncio.get_running_loop().call_later(0.05, loop.stop)
+        turns = 0
+        async for _ in loop:
+            turns += 1
+        return turns
+
+    assert asyncio.run(asyncio.wait_for(main(), 30)) == 1
+
+
 def test_stop_in_a_signal_handler_ends_the_loop_after_its_body() -> None:
     loop = arena.ticks(0.01)
     old = signal.signal(signal.SIGUSR1, lambda *_: loop.stop())
@@ -206,6 +222,9 @@ def test_a_tick_that_the_body_ended_itself_is_fine() -> None:
         ({"interval": -1}, ValueError),
         ({"interval": math.nan}, ValueError),
         ({"interval": math.inf}, ValueError),
+        ({"interval": 1e10}, ValueError),
+        ({"interval": 10**400}, ValueError),
+        ({"interval": 5e-324}, ValueError),
         ({"interval": 1, "count": 1.5}, TypeError),
         ({"interval": 1, "count": -1}, ValueError),
         ({"interval": 1, "name": 3}, TypeError),

@@ -748,7 +748,11 @@ class TickMachine(RuleBasedStateMachine):
             return
         value = self.piece(kind, size, seed) if source is None else source.handle
         content = encoded(value)
+        stays = source is not None and value is self.store.get(key)
         self.store[key] = value
+        if stays:  # changed in place, as by store[key] += "more"
+            assert self.store[key] is value
+            return
         self.replaced(key)
         self.stored[key] = self.keep(self.store[key], None, content)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -136,10 +138,13 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model)
     @rule(key=keys, source=keys)
     def put_a_value_of_its_own(self, key: str, source: str) -> None:
-        """Also the very value that is replaced by it."""
+        """A value that is put where it is already stays: it was changed in place."""
         if source in self.model:
             kept = self.model[source]
             self.store[key] = kept.handle
+            if key == source:
+                assert self.store[key] is kept.handle
+                return
             self.took(key, bytes(kept.content), type(kept.handle).__name__)
 
     @rule(
@@ -418,3 +423,49 @@ def test_threads_that_replace_the_same_values_free_each_one_once() -> None:
     assert held()[0] - before[0] == len(store)
     store.clear()
     assert held() == before
+
+
+def test_a_value_that_was_popped_is_never_freed_by_a_set_in_another_thread() -> None:
+    store = arena.Store()
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def work(act: Callable[[], object]) -> None:
+        try:
+            while not stop.is_set():
+                act()
+        except BaseException as error:
+            failures.append(error)
+
+    def take() -> None:
+        value = store.pop("key", None)
+        if value is not None:
+            assert bytes(value) == b"value"
+
+    def put() -> None:
+        store["key"] = "value"
+
+    acts = [take, put, put, lambda: store.setdefault("key", "value"), store.clear]
+    threads = [threading.Thread(target=work, args=(act,)) for act in acts]
+    for thread in threads:
+        thread.start()
+    stop.wait(1.0)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    store.clear()
+    assert failures == []
+
+
+def test_a_store_cannot_be_copied_and_adding_to_a_value_changes_it_in_place() -> None:
+    store = arena.Store()
+    with arena.tick() as t:
+        store["log"] = t.strbuf("first")
+    handle = store["log"]
+    store["log"] += " second"  # type: ignore[operator]
+    assert store["log"] is handle
+    assert handle == "first second"
+    for copier in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be pickled or copied"):
+            copier(store)
+    store.clear()

@@ -173,6 +173,24 @@ with arena.tick() as t:
     assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr
 
 
+def test_a_second_import_after_sys_modules_was_cleared_works_on() -> None:
+    code = """
+import sys, arena
+kept = arena.strdup_persist("kept")
+for name in [name for name in sys.modules if name.partition(".")[0] == "arena"]:
+    del sys.modules[name]
+import arena as again
+with again.tick() as t:
+    text = t.strdup("again")
+try:
+    bytes(text)
+except again.StaleError:
+    print(str(kept), again.Tick is arena.Tick)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("kept True\n", "")
+
+
 def test_all_is_what_the_package_exports() -> None:
     assert sorted(arena.__all__) == arena.__all__
     for name in arena.__all__:

@@ -76,7 +76,7 @@ def test_it_is_the_stream_of_a_logging_handler(buf: arena.StrBuf) -> None:
     assert str(buf) == "WARNING über 5\n"
 
 
-def test_a_socket_sends_it_without_a_copy(buf: arena.StrBuf) -> None:
+def test_a_socket_sends_it(buf: arena.StrBuf) -> None:
     buf.append("x" * 10_000)
     near, far = socket.socketpair()
     with near, far:
@@ -86,9 +86,7 @@ def test_a_socket_sends_it_without_a_copy(buf: arena.StrBuf) -> None:
     assert received == b"x" * 10_000
 
 
-def test_files_hashes_codecs_and_arrays_read_it_without_a_copy(
-    buf: arena.StrBuf, tmp_path: Path
-) -> None:
+def test_files_hashes_codecs_and_arrays_read_it(buf: arena.StrBuf, tmp_path: Path) -> None:
     data = bytes(range(256)) * 8
     buf.append(data)
     with (tmp_path / "out").open("wb") as file:
@@ -98,6 +96,9 @@ def test_files_hashes_codecs_and_arrays_read_it_without_a_copy(
     assert zlib.decompress(zlib.compress(buf)) == data
     assert struct.unpack_from("<I", buf, 4) == struct.unpack_from("<I", data, 4)
     assert re.search(rb"\x10\x11(.)", buf).group(1) == b"\x12"  # type: ignore[union-attr]
+    digest = hashlib.sha256()
+    digest.update(buf)
+    assert digest.digest() == hashlib.sha256(data).digest()
     array = np.frombuffer(buf, dtype=np.uint8)
     assert array.tobytes() == data
     array[0] = 7  # a view is writable, as of a bytearray
@@ -265,6 +266,21 @@ def test_an_iterable_that_fails_half_way_leaves_the_buffer(buf: arena.StrBuf) ->
         with pytest.raises(LookupError):
             way(pieces())
         assert buf == "before"
+
+
+def test_what_the_iterable_itself_appends_is_not_taken_back_when_it_fails(
+    buf: arena.StrBuf,
+) -> None:
+    def pieces() -> Iterator[str]:
+        yield "a"
+        buf.append("KEEP")
+        yield "b"
+        raise LookupError
+
+    for way in (buf.extend, lambda p: buf.join("-", p)):
+        with pytest.raises(LookupError):
+            way(pieces())
+    assert "KEEP" in buf
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 255, 256, 257, 511, 513, 1000])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,6 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     prog = f"{parser.prog} {args.command}"
+    # A plain kill ends the run as Ctrl-C does: no draft of a file is left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         from arena.cli import demo
 
@@ -125,11 +128,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         extra = _EXTRAS[missing]
         print(
-            f"{prog}: error: {missing} is missing: pip install 'tick-arena[{extra}]'",
+            f"{prog}: error: {missing} is missing: pip install 'tick-arena[{extra}]' "
+            f"(in a clone: pip install -e '.[{extra}]')",
             file=sys.stderr,
         )
         return 2
     except BrokenPipeError:
+        _quiet_stdout()
+        return 1
+    except OSError as error:  # such as no room left where stdout goes
+        print(f"{prog}: {error}", file=sys.stderr)
         _quiet_stdout()
         return 1
     except KeyboardInterrupt:  # a second one, while the first was being dealt with

@@ -19,11 +19,15 @@ def output(path: Path, option: str) -> Iterator[Path]:
     Raises UsageError, naming ``option``, when that cannot work.
     """
     target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():  # replacing /dev/stdout would be a surprise
+        raise UsageError(f"{option} {str(path)!r} is not a regular file")
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        if target.exists() and not target.is_file():  # replacing /dev/stdout would be a surprise
-            raise UsageError(f"{option} {str(path)!r} is not a regular file")
         draft.touch(exist_ok=False)
+    except FileExistsError:
+        raise UsageError(
+            f"{option} {str(path)!r} is named twice, or left by a killed run"
+        ) from None
     except OSError as error:
         raise UsageError(f"{option} {str(path)!r} cannot be written: {error.strerror}") from None
     try:

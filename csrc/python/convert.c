@@ -7,7 +7,8 @@
     Py_ssize_t size;
     if (PyUnicode_GetLength(text) >= ARENA_PY_SHORT_TEXT) {
         if (!isascii && !(isascii = PyUnicode_InternFromString("isascii"))) return -1;
-        PyObject *ascii = PyObject_CallMethodObjArgs(text, isascii, NULL);
+        /* That of str itself: a subclass could run code. */
+        PyObject *ascii = PyObject_CallMethodObjArgs((PyObject *)&PyUnicode_Type, isascii, text, NULL);
         if (!ascii) return -1;
         bool is_ascii = ascii == Py_True;
         Py_DECREF(ascii);

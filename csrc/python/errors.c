@@ -35,13 +35,18 @@ void arena_py_raise_state(Scope *scope) {
 }
 
 void arena_py_raise_unusable(Handle *handle) {
+    arena_py_raise_unusable_as(handle, arena_py_lent.StaleError);
+}
+
+/* With `stale` for a handle whose memory is gone. */
+void arena_py_raise_unusable_as(Handle *handle, PyObject *stale) {
     Scope *scope = handle->scope;
     const char *kind = Py_TYPE((PyObject *)handle) == arena_py_Block ? "Block"
                        : Py_TYPE((PyObject *)handle) == arena_py_Str ? "Str"
                                                          : "StrBuf";
     size_t size = arena_py_span(handle).size;
     if (!scope) {
-        PyErr_Format(arena_py_lent.StaleError, "this %s of %zu bytes was freed", kind, size);
+        PyErr_Format(stale, "this %s of %zu bytes was freed", kind, size);
         return;
     }
     if (scope->tick.state != ARENA__ENDED) {
@@ -50,7 +55,7 @@ void arena_py_raise_unusable(Handle *handle) {
     }
     PyObject *which = arena_py_describe(scope);
     if (!which) return;
-    PyErr_Format(arena_py_lent.StaleError,
+    PyErr_Format(stale,
                  "this %s of %zu bytes belonged to %U, which has ended: persist() what must "
                  "outlive its tick",
                  kind, size, which);

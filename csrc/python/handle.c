@@ -68,9 +68,9 @@ static PyObject *where(Handle *handle) {
 /* Works for stale handles too, and from any thread; the content shows only where it may be read. */
 PyObject *arena_py_handle_repr(PyObject *self) {
     Handle *handle = (Handle *)self;
-    Span span = arena_py_span(handle);
     PyObject *place = where(handle), *text = NULL;
     if (!place) return NULL;
+    Span span = arena_py_span(handle);
     if (!arena_py_usable(handle)) {
         text = PyUnicode_FromFormat("<arena.%s of %zu bytes, %U>", kind_of(self), span.size, place);
     } else {
@@ -100,8 +100,14 @@ PyObject *arena_py_handle_bytes(PyObject *self, PyObject *unused) {
     return PyBytes_FromStringAndSize(span.data, (Py_ssize_t)span.size);
 }
 
+/* Of a stale StrBuf the error is a ValueError too: logging asks whether its stream is true before
+ * it flushes it. See strbuf_flush. */
 Py_ssize_t arena_py_handle_len(PyObject *self) {
-    if (arena_py_check((Handle *)self) < 0) return -1;
+    if (!arena_py_usable((Handle *)self)) {
+        arena_py_raise_unusable_as((Handle *)self, is_strbuf(self) ? arena_py_lent.ClosedError
+                                                                   : arena_py_lent.StaleError);
+        return -1;
+    }
     return (Py_ssize_t)arena_py_span((Handle *)self).size;
 }
 
@@ -311,7 +317,7 @@ PyObject *arena_py_handle_persist(PyObject *self, PyObject *unused) {
 PyObject *arena_py_persist(PyObject *unused, PyObject *what) {
     (void)unused;
     if (arena_py_is_handle(what)) return arena_py_handle_persist(what, NULL);
-    return arena_py_str_new(NULL, what);
+    return arena_py_str_new(NULL, what, "persist()");
 }
 
 PyObject *arena_py_handle_reduce(PyObject *self, PyObject *protocol) {

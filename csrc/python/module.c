@@ -8,7 +8,7 @@ static const struct {
     size_t offset;
 } LENT[] = {
 #define LENDS(name) {#name, offsetof(struct arena_py_lent, name)}
-    LENDS(ArenaError), LENDS(StaleError),  LENDS(TickError), LENDS(WrongThreadError),
+    LENDS(ArenaError), LENDS(StaleError), LENDS(ClosedError),  LENDS(TickError), LENDS(WrongThreadError),
     LENDS(LimitError), LENDS(EscapeError), LENDS(settle),    LENDS(thread_label),
     LENDS(decorate),
 #undef LENDS
@@ -83,7 +83,7 @@ static PyObject *mod_alloc(PyObject *unused, PyObject *size) {
 static PyObject *mod_strdup(PyObject *unused, PyObject *text) {
     (void)unused;
     Scope *scope = arena_py_scope_needed();
-    return scope ? arena_py_str_new(scope, text) : NULL;
+    return scope ? arena_py_str_new(scope, text, "strdup()") : NULL;
 }
 
 static PyObject *mod_strbuf(PyObject *unused, PyObject *const *args, Py_ssize_t count,
@@ -109,7 +109,7 @@ static PyObject *mod_alloc_persist(PyObject *unused, PyObject *size) {
 
 static PyObject *mod_strdup_persist(PyObject *unused, PyObject *text) {
     (void)unused;
-    return arena_py_str_new(NULL, text);
+    return arena_py_str_new(NULL, text, "strdup_persist()");
 }
 
 static PyObject *mod_strbuf_persist(PyObject *unused, PyObject *const *args, Py_ssize_t count,
@@ -119,6 +119,21 @@ static PyObject *mod_strbuf_persist(PyObject *unused, PyObject *const *args, Py_
     if (arena_py_one_optional("strbuf_persist", "initial", args, count, names, &initial) < 0)
         return NULL;
     return arena_py_strbuf_new(NULL, initial);
+}
+
+/* For Store. Keys are exactly str, so that nothing in here runs Python code. */
+static PyObject *swap(PyObject *unused, PyObject *const *args, Py_ssize_t count) {
+    (void)unused;
+    if (count != 3 || !PyDict_CheckExact(args[0]) || !PyUnicode_CheckExact(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "_swap() takes a dict, a str and a value");
+        return NULL;
+    }
+    PyObject *old = PyDict_GetItemWithError(args[0], args[1]);
+    if (!old && PyErr_Occurred()) return NULL;
+    old = Py_NewRef(old ? old : Py_None);
+    if (PyDict_SetItem(args[0], args[1], args[2]) == 0) return old;
+    Py_DECREF(old);
+    return NULL;
 }
 
 #define FAST(fn) ((PyCFunction)(void (*)(void))(fn))
@@ -159,22 +174,27 @@ static PyMethodDef functions[] = {
     {"persist", arena_py_persist, METH_O,
      "persist(what, /)\n--\n\n"
      "Copy a handle out of its tick, as its persist(); a str or a bytes-like object becomes a Str."},
+    {"_swap", FAST(swap), METH_FASTCALL,
+     "_swap(values, key, value, /)\n--\n\n"
+     "Put a value into a dict and return the one it replaces, or None: one step for other threads."},
     {"_lend", FAST(lend), METH_VARARGS | METH_KEYWORDS,
      "_lend(**lent)\n--\n\nThe errors and helpers that the types use. For arena/_load.py."},
     {NULL, NULL, 0, NULL},
 };
 
 static int add_type(PyObject *module, const char *name, PyType_Spec *spec, PyTypeObject **type) {
-    *type = (PyTypeObject *)PyType_FromSpec(spec);
+    if (!*type) *type = (PyTypeObject *)PyType_FromSpec(spec);
     return *type ? PyModule_AddObjectRef(module, name, (PyObject *)*type) : -1;
 }
 
 static int register_types(void) {
-    if (arena_py_Tick) return 0;
-    PyObject *sys = PyImport_ImportModule("sys");
-    if (sys) arena_py_lent.is_finalizing = PyObject_GetAttrString(sys, "is_finalizing");
-    Py_XDECREF(sys);
-    if (!arena_py_lent.is_finalizing || arena_py_scope_setup() < 0) return -1;
+    if (!arena_py_lent.is_finalizing) {
+        PyObject *sys = PyImport_ImportModule("sys");
+        if (sys) arena_py_lent.is_finalizing = PyObject_GetAttrString(sys, "is_finalizing");
+        Py_XDECREF(sys);
+        if (!arena_py_lent.is_finalizing || arena_py_scope_setup() < 0) return -1;
+    }
+    /* A module that is imported again gets the types that there are. */
     PyObject *module = PyImport_ImportModule("arena._native");
     if (!module) return -1;
     int failed = add_type(module, "_Scope", &arena_py_scope_spec, &arena_py_Scope) ||

@@ -54,14 +54,15 @@ PyObject *arena_py_block_new(Scope *scope, PyObject *size) {
     return (PyObject *)piece;
 }
 
-PyObject *arena_py_str_new(Scope *scope, PyObject *text) {
+PyObject *arena_py_str_new(Scope *scope, PyObject *text, const char *what) {
     Source source;
-    if (arena_py_source(&source, text, "strdup()") < 0) return NULL;
+    PyObject *str = NULL;
     Py_XINCREF((PyObject *)scope);
-    PyObject *str =
-        still_open(scope) < 0 ? NULL : arena_py_str_from(scope, source.data, source.size);
+    if (arena_py_source(&source, text, what) == 0) {
+        if (still_open(scope) == 0) str = arena_py_str_from(scope, source.data, source.size);
+        arena_py_source_done(&source);
+    }
     Py_XDECREF((PyObject *)scope);
-    arena_py_source_done(&source);
     return str;
 }
 

@@ -21,7 +21,7 @@ typedef struct Scope {
     arena_tick tick;
     struct Scope *parent; /* owned: the tick that was current at the begin */
     Tick *face;           /* borrowed: NULL once the user's object is gone */
-    PyObject *name;       /* owned: str, or NULL */
+    PyObject *name;       /* owned: exactly str, or NULL: freeing it runs no Python code */
     unsigned long thread; /* ident of the owner, for messages */
 } Scope;
 
@@ -65,7 +65,7 @@ extern PyType_Spec arena_py_scope_spec, arena_py_tick_spec, arena_py_block_spec,
 
 /* module.c: the classes of arena.errors and the functions that the capabilities lend us. */
 extern struct arena_py_lent {
-    PyObject *ArenaError, *StaleError, *TickError, *WrongThreadError, *LimitError, *EscapeError;
+    PyObject *ArenaError, *StaleError, *ClosedError, *TickError, *WrongThreadError, *LimitError, *EscapeError;
     PyObject *thread_label; /* (ident) -> str */
     PyObject *settle;       /* (tick, failures, escape, body) -> exception or None */
     PyObject *decorate;     /* (fn, name, limit, escapes) -> fn */
@@ -74,7 +74,7 @@ extern struct arena_py_lent {
 
 /* scope.c */
 int arena_py_scope_setup(void);
-Scope *arena_py_scope_begin(PyObject *name, size_t limit);
+Scope *arena_py_scope_begin(Tick *face, PyObject *name, size_t limit);
 Scope *arena_py_scope_current(void);
 Scope *arena_py_scope_needed(void);
 static inline bool arena_py_scope_mine(const Scope *scope) {
@@ -86,6 +86,7 @@ void arena_py_raise(int code, Scope *scope, size_t requested);
 void arena_py_raise_state(Scope *scope);
 void arena_py_raise_thread(Scope *scope, const char *what);
 void arena_py_raise_unusable(Handle *handle);
+void arena_py_raise_unusable_as(Handle *handle, PyObject *stale);
 PyObject *arena_py_describe(Scope *scope);
 
 /* tick.c */
@@ -164,7 +165,7 @@ PyObject *arena_py_handle_nbytes(PyObject *self, void *unused);
 
 /* piece.c, strbuf.c */
 PyObject *arena_py_block_new(Scope *scope, PyObject *size);
-PyObject *arena_py_str_new(Scope *scope, PyObject *text);
+PyObject *arena_py_str_new(Scope *scope, PyObject *text, const char *what);
 PyObject *arena_py_str_from(Scope *scope, const char *data, size_t size);
 PyObject *arena_py_block_from(Scope *scope, const char *data, size_t size);
 PyObject *arena_py_strbuf_new(Scope *scope, PyObject *initial);

@@ -40,6 +40,18 @@ static bool is_open_here(const Scope *scope) {
     return scope->tick.state == ARENA__OPEN && arena_py_scope_mine(scope);
 }
 
+/* Lets go of the ended scopes around this one: what is over is looked at once, and ticks that
+ * overlap without nesting do not chain all of their past together. Frees scopes only, so it runs no
+ * Python code. */
+static void skip_ended(Scope *scope) {
+    Scope *above = scope->parent, *kept = above;
+    while (kept && kept->tick.state == ARENA__ENDED) kept = kept->parent;
+    if (kept == above) return;
+    Py_XINCREF((PyObject *)kept);
+    scope->parent = kept;
+    Py_DECREF((PyObject *)above);
+}
+
 /* Borrowed; NULL when no tick is open here, or with an exception set. */
 Scope *arena_py_scope_current(void) {
     PyObject *value = NULL;
@@ -49,6 +61,7 @@ Scope *arena_py_scope_current(void) {
         return NULL;
     }
     Scope *scope = Py_TYPE(value) == arena_py_Scope ? (Scope *)value : NULL;
+    if (scope && scope->tick.state == ARENA__ENDED) skip_ended(scope);
     while (scope && !is_open_here(scope)) scope = scope->parent;
     Py_DECREF(value); /* an open scope is kept by its tick, and so are those around it */
     return scope;
@@ -106,33 +119,31 @@ static Scope *scope_alloc(void) {
     return scope;
 }
 
-/* A new open tick that is current from here on: a new reference, or NULL with an exception. */
-Scope *arena_py_scope_begin(PyObject *name, size_t limit) {
+/* A new open tick that is current from here on: a new reference, or NULL with an exception.
+ *
+ * The collector is held off while the variable is set. CPython 3.11 collects inside of allocations,
+ * and what it finalizes may set the same variable: its tree would be freed while it is copied. */
+Scope *arena_py_scope_begin(Tick *face, PyObject *name, size_t limit) {
     Scope *parent = arena_py_scope_current();
     if (!parent && PyErr_Occurred()) return NULL;
     Scope *scope = scope_alloc();
     if (!scope) return NULL;
     Py_XINCREF((PyObject *)parent);
-    /* Ticks that overlap without nesting would chain all of their past together. */
-    if (parent) {
-        Scope *above;
-        while ((above = parent->parent) != NULL && !is_open_here(above)) {
-            parent->parent = above->parent;
-            Py_XINCREF((PyObject *)parent->parent);
-            Py_DECREF(above);
-        }
-    }
+    if (parent) skip_ended(parent);
     scope->parent = parent;
-    scope->face = NULL;
+    scope->face = face;
     Py_XINCREF(name);
     scope->name = name;
     scope->thread = PyThread_get_thread_ident();
     arena__tick_open(&scope->tick);
     if (limit != ARENA__UNLIMITED) (void)arena_limit(&scope->tick, limit);
 
+    int collects = PyGC_Disable();
     PyObject *token = fast_set ? fast_set(variable, (PyObject *)scope)
                                : PyObject_CallFunctionObjArgs(var_set, (PyObject *)scope, NULL);
+    if (collects) PyGC_Enable();
     if (!token) {
+        scope->face = NULL;
         (void)arena__tick_close(&scope->tick);
         Py_DECREF(scope);
         return NULL;

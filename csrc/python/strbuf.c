@@ -76,10 +76,16 @@ static PyObject *strbuf_append(PyObject *self, PyObject *piece) {
 
 /* The number of characters for a str and of bytes for the rest, as the io classes do. */
 static PyObject *strbuf_write(PyObject *self, PyObject *piece) {
-    size_t before = ((StrBuf *)self)->buf.len;
-    if (append_piece((StrBuf *)self, piece, "write()") < 0) return NULL;
-    if (PyUnicode_Check(piece)) return PyLong_FromSsize_t(PyUnicode_GetLength(piece));
-    return PyLong_FromSize_t(((StrBuf *)self)->buf.len - before);
+    if (PyUnicode_Check(piece)) {
+        if (append_piece((StrBuf *)self, piece, "write()") < 0) return NULL;
+        return PyLong_FromSsize_t(PyUnicode_GetLength(piece));
+    }
+    Source source;
+    if (arena_py_source(&source, piece, "write()") < 0) return NULL;
+    size_t size = source.size;
+    int failed = append_bytes((StrBuf *)self, source.data, size);
+    arena_py_source_done(&source);
+    return failed ? NULL : PyLong_FromSize_t(size);
 }
 
 static PyObject *strbuf_inplace_add(PyObject *self, PyObject *piece) {
@@ -170,7 +176,7 @@ static int append_all(StrBuf *self, PyObject *iterable, Separator between, const
     if (arena_py_check((Handle *)self) < 0) return -1; /* also when there are no pieces */
     if (pieces_open(&pieces, iterable) < 0) return -1;
     size_t start = self->buf.len, expected = start;
-    bool failed = false, first = true;
+    bool failed = false, first = true, foreign = false;
     bool joins = pieces.kind != ITERATOR && (!between.data || between.text);
     while (joins) {
         int done = append_joined(self, &pieces, &between, first);
@@ -179,6 +185,8 @@ static int append_all(StrBuf *self, PyObject *iterable, Separator between, const
         if (joins) first = false, expected = self->buf.len;
     }
     for (PyObject *piece; !failed && (piece = pieces_next(&pieces)) != NULL; first = false) {
+        foreign |= self->buf.len != expected; /* by the iterable, or by another thread */
+        expected = self->buf.len;
         if (between.data && !first) failed = append_bytes(self, between.data, between.size) < 0;
         if (!failed) {
             failed = append_piece(self, piece, what) < 0;
@@ -188,9 +196,9 @@ static int append_all(StrBuf *self, PyObject *iterable, Separator between, const
     }
     pieces_close(&pieces);
     if (!failed && PyErr_Occurred()) failed = true;
-    if (failed && may_resize(self) && self->buf.len >= expected && start < self->buf.len) {
+    if (failed && !foreign && may_resize(self) && self->buf.len >= expected) {
         size_t tail = self->buf.len - expected; /* a separator whose piece failed */
-        if (tail == 0 || (between.data && tail == between.size))
+        if (self->buf.len > start && (tail == 0 || (between.data && tail == between.size)))
             (void)arena_strbuf_truncate(&self->buf, start);
     }
     return failed ? -1 : 0;
@@ -281,10 +289,13 @@ static PyObject *strbuf_tell(PyObject *self, PyObject *unused) {
     return PyLong_FromSize_t(((StrBuf *)self)->buf.len);
 }
 
+/* On a stale buffer the error is a ValueError too, as on a closed file: logging.shutdown() flushes
+ * every handler at the exit and forgives just that. */
 static PyObject *strbuf_flush(PyObject *self, PyObject *unused) {
     (void)unused;
-    if (arena_py_check((Handle *)self) < 0) return NULL;
-    Py_RETURN_NONE;
+    if (arena_py_usable((Handle *)self)) Py_RETURN_NONE;
+    arena_py_raise_unusable_as((Handle *)self, arena_py_lent.ClosedError);
+    return NULL;
 }
 
 static PyObject *yes(PyObject *self, PyObject *unused) {

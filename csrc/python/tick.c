@@ -46,9 +46,8 @@ static int set_name(Tick *tick, PyObject *value) {
         Py_DECREF(type);
         return -1;
     }
-    Py_INCREF(value);
-    tick->name = value;
-    return 0;
+    tick->name = PyUnicode_FromObject(value); /* exactly a str: a subclass could run code */
+    return tick->name ? 0 : -1;
 }
 
 static int set_options(Tick *tick, PyObject *const *args, Py_ssize_t count, PyObject *names) {
@@ -83,8 +82,9 @@ PyObject *arena_py_tick_new(PyObject *const *args, Py_ssize_t count, PyObject *n
     Tick *tick = tick_alloc();
     if (!tick) return NULL;
     if (ARENA__LIKELY(!count && !names)) return (PyObject *)tick;
-    /* @arena.tick with no parentheses */
-    if (count == 1 && !names && PyCallable_Check(args[0])) {
+    /* @arena.tick with no parentheses. A classmethod is no callable, and deserves its message. */
+    if (count == 1 && !names &&
+        (PyCallable_Check(args[0]) || PyObject_HasAttrString(args[0], "__func__"))) {
         Py_DECREF(tick);
         return PyObject_CallFunction(arena_py_lent.decorate, "OOOs", args[0], Py_None, Py_None,
                                      "allow");
@@ -105,9 +105,8 @@ int arena_py_tick_begin(Tick *tick) {
         Py_XDECREF(which);
         return -1;
     }
-    Scope *scope = arena_py_scope_begin(tick->name, tick->limit);
+    Scope *scope = arena_py_scope_begin(tick, tick->name, tick->limit);
     if (!scope) return -1;
-    scope->face = tick;
     tick->scope = scope;
     return 0;
 }
@@ -236,7 +235,7 @@ static PyObject *tick_exit(PyObject *self, PyObject *const *args, Py_ssize_t cou
     Py_XDECREF(error);
     Py_XDECREF(note);
     Py_XDECREF(done);
-    if (!done) return NULL;
+    if (!done) PyErr_WriteUnraisable(self); /* a body's exception that takes no notes */
     Py_RETURN_NONE;
 }
 
@@ -270,7 +269,7 @@ static PyObject *tick_strdup(PyObject *self, PyObject *text) {
         raise_not_open((Tick *)self);
         return NULL;
     }
-    return arena_py_str_new(((Tick *)self)->scope, text);
+    return arena_py_str_new(((Tick *)self)->scope, text, "strdup()");
 }
 
 static PyObject *tick_strbuf(PyObject *self, PyObject *const *args, Py_ssize_t count,
@@ -290,26 +289,30 @@ PyObject *arena_py_cleanup_in(Scope *scope, PyObject *const *args, Py_ssize_t co
         PyErr_SetString(PyExc_TypeError, "cleanup(fn, *args, **kwargs) takes a callable first");
         return NULL;
     }
-    Tick *tick = scope->face;
+    Tick *tick = (Tick *)Py_NewRef((PyObject *)scope->face);
     Py_ssize_t named = names ? PyTuple_Size(names) : 0;
-    PyObject *item = NULL, *rest = PyTuple_New(count - 1), *kwargs = PyDict_New();
-    if (!rest || !kwargs) goto out;
+    PyObject *item = NULL, *rest = PyTuple_New(count - 1), *kwargs = PyDict_New(), *done = NULL;
+    PyObject *list = PyList_New(0);
+    if (!rest || !kwargs || !list) goto out;
     for (Py_ssize_t i = 1; i < count; i++)
         if (PyTuple_SetItem(rest, i - 1, Py_NewRef(args[i])) < 0) goto out;
     for (Py_ssize_t i = 0; i < named; i++)
         if (PyDict_SetItem(kwargs, PyTuple_GetItem(names, i), args[count + i]) < 0) goto out;
-    item = PyTuple_Pack(3, args[0], rest, kwargs);
-    if (item && !tick->cleanups) tick->cleanups = PyList_New(0);
-    if (item && tick->cleanups && PyList_Append(tick->cleanups, item) < 0) Py_CLEAR(item);
+    if (!(item = PyTuple_Pack(3, args[0], rest, kwargs))) goto out;
+    /* Making these may have run code that ended the tick. From here on nothing does. */
+    if (!is_open_here(tick)) {
+        raise_not_open(tick);
+        goto out;
+    }
+    if (!tick->cleanups) tick->cleanups = Py_NewRef(list);
+    if (PyList_Append(tick->cleanups, item) == 0) done = Py_NewRef(Py_None);
 out:
+    Py_XDECREF(list);
+    Py_XDECREF(item);
     Py_XDECREF(rest);
     Py_XDECREF(kwargs);
-    if (!item || !tick->cleanups) {
-        Py_XDECREF(item);
-        return NULL;
-    }
-    Py_DECREF(item);
-    Py_RETURN_NONE;
+    Py_DECREF(tick);
+    return done;
 }
 
 static PyObject *tick_cleanup(PyObject *self, PyObject *const *args, Py_ssize_t count,
