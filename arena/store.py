@@ -87,12 +87,18 @@ class Store(MutableMapping[str, Handle]):
         /,
         **more: str | Buffer,
     ) -> None:
-        """Put each value in, in order; an error leaves those before it in, as in a dict."""
+        """Put each value in, in order; an error leaves those before it in, as in a dict.
+
+        Raises as ``store[key] = value``.
+        """
         for key, value in dict(values, **more).items():
             self[key] = value
 
     def setdefault(self, key: str, default: str | Buffer = "", /) -> Handle:
-        """Return the value of ``key``; put ``default`` in first if there is none."""
+        """Return the value of ``key``; put ``default`` in first if there is none.
+
+        Raises as ``store[key] = value``. Of several threads one puts its value in.
+        """
         found = self._values.get(key)
         if found is not None:
             return found
@@ -104,15 +110,18 @@ class Store(MutableMapping[str, Handle]):
     @overload
     def pop(self, key: str, default: D, /) -> Handle | D: ...
     def pop(self, key: str, /, *default: Any) -> Any:
-        """Take a value out without freeing it: it lives until its handle is freed or collected."""
+        """Take a value out without freeing it: it lives until its handle is freed or collected.
+
+        Raises KeyError when there is none and no default is given.
+        """
         return self._values.pop(key, *default)
 
     def popitem(self) -> tuple[str, Handle]:
-        """Take the newest value out without freeing it."""
+        """Take the newest key and value out without freeing the value. Raises KeyError if empty."""
         return self._values.popitem()
 
     def clear(self) -> None:
-        """Free every value."""
+        """Free every value; those with a live view when that dies."""
         while self._values:
             try:
                 _, value = self._values.popitem()

@@ -151,29 +151,42 @@ static PyMethodDef functions[] = {
      "Open a tick at once; end it with its end(). Keep what this returns: a tick that nobody holds\n"
      "is ended with a ResourceWarning. Arguments and errors as tick(). C: arena_begin."},
     {"end", mod_end, METH_NOARGS,
-     "end()\n--\n\nEnd the current tick, as its end() does. C: arena_end."},
+     "end()\n--\n\n"
+     "End the current tick, as its end() does, with its errors; TickError when none is open here.\n"
+     "C: arena_end."},
     {"current", mod_current, METH_NOARGS,
      "current()\n--\n\n"
      "The innermost tick that is open in this context and thread, or None. Tasks and threads never\n"
      "see each other's. C: arena_current."},
-    {"alloc", mod_alloc, METH_O, "alloc(size, /)\n--\n\nTick.alloc() on the current tick."},
-    {"strdup", mod_strdup, METH_O, "strdup(text, /)\n--\n\nTick.strdup() on the current tick."},
+    {"alloc", mod_alloc, METH_O, "alloc(size, /)\n--\n\n"
+     "Tick.alloc() on the current tick: `size` zeroed bytes. TickError when none is open here.\n"
+     "C: arena_zalloc with a NULL tick."},
+    {"strdup", mod_strdup, METH_O, "strdup(text, /)\n--\n\n"
+     "Tick.strdup() on the current tick. TickError when none is open here.\n"
+     "C: arena_memdup with a NULL tick."},
     {"strbuf", FAST(mod_strbuf), METH_FASTCALL | METH_KEYWORDS,
-     "strbuf(initial=None)\n--\n\nTick.strbuf() on the current tick."},
+     "strbuf(initial=None)\n--\n\n"
+     "Tick.strbuf() on the current tick. TickError when none is open here.\n"
+     "C: arena_strbuf_new with a NULL tick."},
     {"cleanup", FAST(mod_cleanup), METH_FASTCALL | METH_KEYWORDS,
-     "cleanup(fn, /, *args, **kwargs)\n--\n\nTick.cleanup() on the current tick."},
+     "cleanup(fn, /, *args, **kwargs)\n--\n\n"
+     "Tick.cleanup() on the current tick. TickError when none is open here. C: arena_cleanup."},
     {"alloc_persist", mod_alloc_persist, METH_O,
      "alloc_persist(size, /)\n--\n\n"
      "A persisted Block of zeroed bytes: lives until free() or until the handle is collected.\n"
      "Any thread may use it. Raises MemoryError, TypeError, ValueError. C: arena_zalloc_persist."},
     {"strdup_persist", mod_strdup_persist, METH_O,
-     "strdup_persist(text, /)\n--\n\nA persisted Str, as alloc_persist(). C: arena_memdup_persist."},
+     "strdup_persist(text, /)\n--\n\n"
+     "A persisted Str, as alloc_persist(), also of a handle; UnicodeEncodeError for a lone surrogate.\n"
+     "C: arena_memdup_persist."},
     {"strbuf_persist", FAST(mod_strbuf_persist), METH_FASTCALL | METH_KEYWORDS,
      "strbuf_persist(initial=None)\n--\n\n"
      "A persisted StrBuf, as alloc_persist(). C: arena_strbuf_new_persist."},
     {"persist", arena_py_persist, METH_O,
      "persist(what, /)\n--\n\n"
-     "Copy a handle out of its tick, as its persist(); a str or a bytes-like object becomes a Str."},
+     "Copy a handle out of its tick, as its persist(); a str or a bytes-like object becomes a Str.\n"
+     "Raises StaleError, WrongThreadError, MemoryError, TypeError, UnicodeEncodeError. What it\n"
+     "returns may be used by any thread. C: arena_memdup_persist."},
     {"_swap", FAST(swap), METH_FASTCALL,
      "_swap(values, key, value, /)\n--\n\n"
      "Put a value into a dict and return the one it replaces, or None: one step for other threads."},

@@ -330,34 +330,45 @@ static PyMethodDef strbuf_methods[] = {
      "C: arena_strbuf_append."},
     {"write", strbuf_write, METH_O,
      "write($self, piece, /)\n--\n\n"
-     "As append(); returns the number of characters of a str, of bytes of anything else."},
+     "As append(), with its errors; returns the number of characters of a str, of bytes of anything\n"
+     "else. C: arena_strbuf_append."},
     {"extend", strbuf_extend, METH_O,
      "extend($self, pieces, /)\n--\n\n"
      "append() each piece of an iterable, all or none; a str or a bytes-like object is one piece.\n"
      "An iterable that itself changes the buffer, or keeps a view of it, and then fails, leaves the\n"
-     "pieces so far."},
+     "pieces so far. Errors as append(). C: arena_strbuf_append."},
     {"writelines", strbuf_writelines, METH_O,
-     "writelines($self, pieces, /)\n--\n\nThe same as extend()."},
+     "writelines($self, pieces, /)\n--\n\nThe same as extend(), with its errors."},
     {"join", (PyCFunction)(void (*)(void))strbuf_join, METH_FASTCALL,
      "join($self, separator, pieces, /)\n--\n\n"
-     "append() each piece of an iterable with the separator between them, all or none."},
+     "append() each piece of an iterable with the separator between them, all or none as extend(),\n"
+     "with its errors. C: arena_strbuf_append."},
     {"clear", strbuf_clear, METH_NOARGS,
-     "clear($self, /)\n--\n\nEmpty the buffer; it keeps its room. C: arena_strbuf_clear."},
+     "clear($self, /)\n--\n\n"
+     "Empty the buffer; it keeps its room. Raises BufferError while a view lives, StaleError,\n"
+     "WrongThreadError. C: arena_strbuf_clear."},
     {"truncate", (PyCFunction)(void (*)(void))strbuf_truncate, METH_FASTCALL,
      "truncate($self, size=None, /)\n--\n\n"
      "Cut to `size` bytes (None: where it is). A larger size changes nothing. Returns the size.\n"
-     "C: arena_strbuf_truncate."},
+     "Raises as clear(), and TypeError, ValueError for the size. C: arena_strbuf_truncate."},
     {"tell", strbuf_tell, METH_NOARGS,
-     "tell($self, /)\n--\n\nThe position in bytes: always the end."},
-    {"flush", strbuf_flush, METH_NOARGS, "flush($self, /)\n--\n\nDo nothing, as in memory."},
-    {"writable", yes, METH_NOARGS, "writable($self, /)\n--\n\nTrue."},
+     "tell($self, /)\n--\n\n"
+     "The position in bytes: always the end. Raises StaleError, WrongThreadError.\n"
+     "C: arena_strbuf_len."},
+    {"flush", strbuf_flush, METH_NOARGS, "flush($self, /)\n--\n\n"
+     "Do nothing, as in memory. On a stale buffer a StaleError that is a ValueError too."},
+    {"writable", yes, METH_NOARGS, "writable($self, /)\n--\n\nTrue. Raises StaleError, WrongThreadError."},
     {"readable", no, METH_NOARGS, "readable($self, /)\n--\n\nFalse: read by str() or a view."},
     {"seekable", no, METH_NOARGS, "seekable($self, /)\n--\n\nFalse."},
     {"isatty", no, METH_NOARGS, "isatty($self, /)\n--\n\nFalse."},
     {"getvalue", strbuf_getvalue, METH_NOARGS,
-     "getvalue($self, /)\n--\n\nThe content as a str. For bytes: bytes(buf)."},
+     "getvalue($self, /)\n--\n\n"
+     "The content as a str; for bytes: bytes(buf). Raises UnicodeDecodeError when it is not UTF-8,\n"
+     "StaleError, WrongThreadError."},
     {"getbuffer", strbuf_getbuffer, METH_NOARGS,
-     "getbuffer($self, /)\n--\n\nA writable view, the same as memoryview(buf)."},
+     "getbuffer($self, /)\n--\n\n"
+     "A writable view, the same as memoryview(buf). It pins the memory and fixes the size for as long\n"
+     "as it or a slice of it lives. Raises StaleError, WrongThreadError."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -453,7 +453,7 @@ static PyMethodDef tick_methods[] = {
      "end($self, /)\n--\n\n"
      "End the tick: run its cleanups, last in first out, then give its memory back. Handles of it\n"
      "are stale from here on; memory that a live view shows stays until the view dies. Takes a time\n"
-     "that does not depend on the number of allocations. Raises TickError when it is not open,\n"
+     "that depends on the chunks, not on the number of allocations in them. Raises TickError when it is not open,\n"
      "WrongThreadError, EscapeError, and an ExceptionGroup of what the cleanups raised.\n"
      "C: arena_end."},
     {"alloc", tick_alloc_block, METH_O,
