@@ -83,7 +83,7 @@ PyObject *arena_py_tick_new(PyObject *const *args, Py_ssize_t count, PyObject *n
     if (!tick) return NULL;
     if (ARENA__LIKELY(!count && !names)) return (PyObject *)tick;
     /* @arena.tick with no parentheses. A classmethod is no callable, and deserves its message. */
-    if (count == 1 && !names &&
+    if (count == 1 && !names && !PyUnicode_Check(args[0]) &&
         (PyCallable_Check(args[0]) || PyObject_HasAttrString(args[0], "__func__"))) {
         Py_DECREF(tick);
         return PyObject_CallFunction(arena_py_lent.decorate, "OOOs", args[0], Py_None, Py_None,
