@@ -108,6 +108,10 @@ def test_there_are_two_commands_of_one_line_each_and_ci_runs_the_test_command_as
     assert done.stdout.strip() == commands[1][1]
 
 
+def test_nothing_in_the_readme_is_left_to_be_filled_in() -> None:
+    assert not re.search(r"@@|TBD|\?\?\?", README)
+
+
 def test_what_the_readme_points_to_is_there() -> None:
     for path in re.findall(r"\]\((?!http)([^)#]+)\)", README):
         assert (ROOT / path).exists(), path
