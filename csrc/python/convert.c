@@ -134,7 +134,11 @@ static const struct {
 static int text_limit(PyObject *text, size_t *limit) {
     Py_ssize_t length;
     const char *at = PyUnicode_AsUTF8AndSize(text, &length);
-    if (!at) return -1;
+    if (!at) { /* a lone surrogate is no limit either, and gets the same answer */
+        PyErr_Clear();
+        at = "";
+        length = 0;
+    }
     const char *end = at + length;
     unsigned long long value = 0;
     bool digits = false, overflow = false;

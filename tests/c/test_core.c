@@ -154,6 +154,9 @@ static void test_realloc_keeps_the_content(void) {
         size *= 2;
     }
     CHECK(arena_realloc(t, p, size, 5) == p && arena_used(t) == 5 + 8 * 8);
+    void *odd = arena_alloc(t, 5001), *behind = arena_alloc(t, 8);
+    CHECK(behind && arena_realloc(t, odd, 5001, 5008) == odd); /* within its 16 bytes */
+    CHECK(arena_realloc(t, odd, 5008, 5009) != odd);
     CHECK(arena_realloc(t, p, 5, huge) == NULL && p[0] == 42);
     arena_end(t);
 }
