@@ -23,6 +23,7 @@ from arena._native import (
     current,
     end,
     persist,
+    set_limit,
     strbuf,
     strbuf_persist,
     strdup,
@@ -30,6 +31,7 @@ from arena._native import (
     tick,
 )
 from arena._version import __version__
+from arena.debugging import Debug, debug
 from arena.errors import (
     ArenaError,
     EscapeError,
@@ -45,6 +47,7 @@ from arena.store import Store
 __all__ = [
     "ArenaError",
     "Block",
+    "Debug",
     "EscapeError",
     "LimitError",
     "StaleError",
@@ -62,8 +65,10 @@ __all__ = [
     "begin",
     "cleanup",
     "current",
+    "debug",
     "end",
     "persist",
+    "set_limit",
     "stats",
     "strbuf",
     "strbuf_persist",

@@ -11,9 +11,11 @@ from arena import _native
 
 
 def decorate(
-    fn: Callable[..., Any], name: str | None, limit: int | None, escapes: str
+    fn: Callable[..., Any], name: str | None, options: dict[str, Any]
 ) -> Callable[..., Any]:
     """Wrap ``fn`` so that each call runs in a tick of its own, named after it unless named.
+
+    ``options`` are the keyword arguments of ``tick()``.
 
     For ``async def`` the tick spans the whole coroutine, for a generator function the whole
     iteration. An async generator is refused: nothing ends it in time when its consumer stops early.
@@ -24,7 +26,6 @@ def decorate(
         what = "the class " + fn.__name__ if inspect.isclass(fn) else type(fn).__name__
         raise TypeError(f"tick() decorates functions, not {what}")
     label = name if name is not None else getattr(fn, "__qualname__", type(fn).__name__)
-    options: dict[str, Any] = {"limit": limit, "escapes": escapes}
 
     if inspect.isasyncgenfunction(fn):
         raise TypeError(

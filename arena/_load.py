@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -32,14 +33,20 @@ def check_version(compiled: str) -> None:
 
 
 def _decorate(
-    fn: Callable[..., Any], name: str | None, limit: int | None, escapes: str
+    fn: Callable[..., Any], name: str | None, options: dict[str, Any]
 ) -> Callable[..., Any]:
     from arena._decorate import decorate  # inspect and functools are wanted only here
 
-    return decorate(fn, name, limit, escapes)
+    return decorate(fn, name, options)
 
 
 check_version(_native.ffi.string(_native.lib.arena_version()).decode())
+if _native.lib.arena_debug_words(os.environb.get(b"ARENA_DEBUG", b"")) < 0:
+    raise ImportError(
+        f"ARENA_DEBUG={os.environ['ARENA_DEBUG']!r} is not understood: it takes fill, noreuse and "
+        "guard, with commas between them",
+        name="arena._native",
+    )
 match _native.lib.arena_py_register():
     case 0:
         pass

@@ -198,6 +198,7 @@ def ticks(
     on_overrun: Callable[[Ticks], object] | None = None,
     limit: int | str | None = None,
     escapes: str = "allow",
+    wipe: bool = False,
 ) -> Ticks:
     """Return a loop that yields an open tick each ``interval`` seconds and ends it after the body.
 
@@ -205,7 +206,8 @@ def ticks(
     so the period does not drift. A body that takes longer than the interval is counted in
     ``overruns``; starts that passed meanwhile are left out, counted in ``skipped``, and told to
     ``on_overrun(loop)``. ``interval`` 0 runs without a pause. ``count`` ends the loop after that
-    many ticks, ``Ticks.stop()`` at any time. ``limit`` and ``escapes`` are those of ``tick()``.
+    many ticks, ``Ticks.stop()`` at any time. ``limit``, ``escapes`` and ``wipe`` are those of
+    ``tick()``.
 
     The tick also ends when the body breaks, returns or raises. Its cleanups then run while the loop
     is let go of, where an error of theirs can only be reported, not raised.
@@ -225,6 +227,6 @@ def ticks(
         raise ValueError(f"count is a number of ticks from 0, not {count}")
     if on_overrun is not None and not callable(on_overrun):
         raise TypeError(f"on_overrun is a function, not {type(on_overrun).__name__}")
-    options: dict[str, Any] = {"limit": limit, "escapes": escapes}
+    options: dict[str, Any] = {"limit": limit, "escapes": escapes, "wipe": wipe}
     _native.tick(name, **options)  # wrong options fail here and not in the first turn
     return Ticks(float(interval), name, count, on_overrun, options)

@@ -56,8 +56,13 @@ class Stats:
     """Mappings of chunks asked of the operating system, ever."""
     unmaps: int
     """Mappings of chunks given back to it, ever."""
+    retired: int
+    """Bytes that ``debug(noreuse=True)`` or ``debug(guard=True)`` keep out of use, ever."""
+    limit: int | None
+    """The most bytes that the process may hold, or None: see ``set_limit()``."""
 
 
+_NO_LIMIT = 2**64 - 1
 _FIELDS = tuple(field.name for field in dataclasses.fields(Stats))
 
 
@@ -69,4 +74,7 @@ def stats() -> Stats:
     """
     raw = ffi.new("arena_stats *")
     lib.arena_stats_get(raw)
-    return Stats(**{name: getattr(raw, name) for name in _FIELDS})
+    values = {name: getattr(raw, name) for name in _FIELDS}
+    if values["limit"] == _NO_LIMIT:
+        values["limit"] = None
+    return Stats(**values)

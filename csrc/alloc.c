@@ -11,16 +11,6 @@
 
 #include <stdio.h>
 
-int arena__may_ask(const arena_tick *tick, size_t size) {
-    if (tick->state == ARENA__ENDED) return arena__fail(ARENA_E_ENDED);
-    if (tick->state == ARENA__ENDING) return arena__fail(ARENA_E_ENDING);
-    if (size > ARENA__LOAD(tick->room)) {
-        bool limited = ARENA__LOAD(tick->limit) < ARENA__UNLIMITED;
-        return arena__fail(limited ? ARENA_E_LIMIT : ARENA_E_NOMEM);
-    }
-    return ARENA_OK;
-}
-
 static size_t next_chunk(const arena_tick *tick) {
     size_t size = ARENA__CHUNK_MIN;
     while (size * 2 <= tick->grown && size < ARENA__CHUNK_MAX) size *= 2;
@@ -40,6 +30,7 @@ void *arena__take(arena_tick *tick, size_t size, arena__chunk **chunk) {
         if (alone) {
             fresh->extent = ARENA__HEAD + span;
             if (fresh->klass != ARENA__OVERSIZE) tick->grown += ARENA__CHUNK_MIN;
+            if (arena__checked()) arena__check_piece(tick, data, size);
             return data;
         }
         if (tick->current) tick->current->extent = (size_t)(tick->pos - (char *)tick->current);
@@ -51,17 +42,17 @@ void *arena__take(arena_tick *tick, size_t size, arena__chunk **chunk) {
     void *data = tick->pos;
     tick->pos += span;
     *chunk = tick->current;
+    if (arena__checked()) arena__check_piece(tick, data, size);
     return data;
 }
 
 ARENA__NOINLINE void *arena__alloc_slow(arena_tick *tick, size_t size, arena__chunk **chunk) {
-    if (arena__may_ask(tick, size) != ARENA_OK) return NULL;
+    if (arena__claim(tick, size) != ARENA_OK) return NULL;
     void *data = arena__take(tick, size, chunk);
     if (!data) {
+        arena__refund(tick, size);
         arena__fail(ARENA_E_NOMEM);
-        return NULL;
     }
-    arena__charge(tick, size);
     return data;
 }
 
@@ -69,15 +60,17 @@ ARENA__NOINLINE void *arena__alloc_slow(arena_tick *tick, size_t size, arena__ch
 bool arena__extend(arena_tick *tick, arena__chunk *chunk, void *data, size_t old_size, size_t size) {
     size_t old_span = old_size ? arena__round(old_size) : ARENA__ALIGN;
     size_t span = size ? arena__round(size) : ARENA__ALIGN;
-    if (span <= old_span) return true;
-    if (chunk->alone) {
-        if (span > chunk->size - ARENA__HEAD) return false;
-        if (ARENA__HEAD + span > chunk->extent) chunk->extent = ARENA__HEAD + span;
-        return true;
+    if (span > old_span) {
+        if (chunk->alone) {
+            if (span > chunk->size - ARENA__HEAD) return false;
+            if (ARENA__HEAD + span > chunk->extent) chunk->extent = ARENA__HEAD + span;
+        } else {
+            if ((char *)data + old_span != tick->pos) return false;
+            if (span - old_span > (size_t)(tick->end - tick->pos)) return false;
+            tick->pos += span - old_span;
+        }
     }
-    if ((char *)data + old_span != tick->pos) return false;
-    if (span - old_span > (size_t)(tick->end - tick->pos)) return false;
-    tick->pos += span - old_span;
+    if (arena__checked()) arena__check_grown(tick, data, size);
     return true;
 }
 
@@ -126,17 +119,19 @@ void *arena_realloc(arena_tick *tick, void *old, size_t old_size, size_t size) {
         return data;
     }
     if (size <= old_size) {
-        if (arena__may_ask(tick, 0) != ARENA_OK) return NULL;
+        if (arena__may_change(tick) != ARENA_OK) return NULL;
         arena__refund(tick, old_size - size);
         return old;
     }
-    if (arena__may_ask(tick, size - old_size) != ARENA_OK) return NULL;
+    if (arena__claim(tick, size - old_size) != ARENA_OK) return NULL;
     arena__chunk *chunk = chunk_of(tick, old, old_size);
     bool fits = old_size && arena__round(size) == arena__round(old_size);
+    if (fits && arena__checked()) arena__check_grown(tick, old, size);
     if (!fits && (!chunk || !arena__extend(tick, chunk, old, old_size, size))) {
         arena__chunk *fresh;
         void *data = arena__take(tick, size, &fresh);
         if (!data) {
+            arena__refund(tick, size - old_size);
             arena__fail(ARENA_E_NOMEM);
             return NULL;
         }
@@ -144,7 +139,6 @@ void *arena_realloc(arena_tick *tick, void *old, size_t old_size, size_t size) {
         if (chunk && chunk->alone) arena__chunk_drop(tick, chunk);
         old = data;
     }
-    arena__charge(tick, size - old_size);
     return old;
 }
 

@@ -43,11 +43,18 @@ typedef void (*arena_cleanup_fn)(void *arg);
 enum {
     ARENA_OK = 0,
     ARENA_E_NOMEM = -1,   /* the operating system gave no memory */
-    ARENA_E_LIMIT = -2,   /* the tick's limit would be passed; the tick is as it was */
+    ARENA_E_LIMIT = -2,   /* a limit would be passed: the tick's, one's around it, the process's */
     ARENA_E_ENDED = -3,   /* no such tick is open: never begun, or ended already */
     ARENA_E_THREAD = -4,  /* the tick belongs to another thread */
     ARENA_E_ENDING = -5,  /* the tick's cleanups are running: it takes no more work */
     ARENA_E_INVALID = -6  /* an argument is out of range */
+};
+
+/* What arena_debug turns on. */
+enum {
+    ARENA_DEBUG_FILL = 1,    /* ended memory is overwritten with 0xDD */
+    ARENA_DEBUG_NOREUSE = 2, /* ended memory is never used again, and stays readable */
+    ARENA_DEBUG_GUARD = 4    /* ended memory cannot be touched; a page that faults ends oversize */
 };
 
 /* All sizes in bytes. `scratch` counts what callers asked for, `chunks` what was mapped for it. */
@@ -72,6 +79,8 @@ typedef struct arena_stats {
     uint64_t strays_ever;      /* allocations, ever */
     uint64_t maps;             /* mappings asked of the operating system, ever */
     uint64_t unmaps;           /* mappings given back, ever */
+    uint64_t retired;          /* bytes that the debug dial keeps out of use, ever */
+    uint64_t limit;            /* of the process; UINT64_MAX: none */
 } arena_stats;
 
 /* Library. */
@@ -84,6 +93,19 @@ void arena_stats_get(arena_stats *out);
  * Returns the bytes given back. Unmaps outside of any lock. */
 size_t arena_trim(size_t keep);
 
+/* The most bytes that the process may hold, exact to the byte: what callers asked for in open ticks,
+ * persisted memory and strays. SIZE_MAX lifts the limit. ARENA_E_INVALID when more is held already.
+ * Ticks that are open in other threads come under it with their next chunk, all others at once. */
+int arena_process_limit(size_t bytes);
+
+/* The debug dial: sets which of ARENA_DEBUG_* are on for memory that goes from now on, and returns
+ * those that were. NOREUSE and GUARD never give address space back, and GUARD maps memory in each
+ * tick: they are for finding a bug. The environment variable ARENA_DEBUG ("fill,guard") sets the
+ * start; arena_debug_words returns the flags of such a text, ARENA_E_INVALID when it is none. */
+int arena_debug(int flags);
+int arena_debug_now(void);
+int arena_debug_words(const char *words);
+
 /* Ticks. arena_begin makes the new tick current on this thread; `name` may be NULL and is copied
  * (31 bytes of it). arena_end runs the cleanups, last in first out, then gives the memory back; it
  * ends every tick that was begun inside first. A second end is ARENA_E_ENDED while the record of
@@ -95,9 +117,13 @@ const char *arena_name(const arena_tick *tick);
 uint64_t arena_number(const arena_tick *tick);
 size_t arena_used(const arena_tick *tick);
 
-/* The most bytes that the tick may hold, exact to the byte: what callers asked for, a growing
- * string by its length. SIZE_MAX lifts the limit. ARENA_E_INVALID when more is in use already. */
+/* The most bytes that the tick and those inside of it may hold, exact to the byte: what callers
+ * asked for, a growing string by its length. SIZE_MAX lifts the limit. ARENA_E_INVALID when more is
+ * in use already. */
 int arena_limit(arena_tick *tick, size_t bytes);
+
+/* Everything that the tick allocates is zeroed at its end: for secrets. */
+int arena_wipe(arena_tick *tick);
 
 /* Calls fn(arg) when the tick ends. A cleanup may read the tick's memory; it may not allocate in
  * the tick (ARENA_E_ENDING) or end it. */

@@ -11,7 +11,9 @@
 #endif
 
 #include "arena.h"
+#include "checkers.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -26,16 +28,17 @@
 /* "No limit": so large that no sum of two sizes below it can overflow. */
 #define ARENA__UNLIMITED (SIZE_MAX / 4)
 
-#define ARENA__LOAD(x) __atomic_load_n(&(x), __ATOMIC_RELAXED)
-#define ARENA__STORE(x, v) __atomic_store_n(&(x), (v), __ATOMIC_RELAXED)
-#define ARENA__ADD(x, v) __atomic_fetch_add(&(x), (v), __ATOMIC_RELAXED)
-#define ARENA__SUB(x, v) __atomic_fetch_sub(&(x), (v), __ATOMIC_RELAXED)
+/* What other threads may read at any time is atomic, and relaxed: none of it guards other memory. */
+#define ARENA__LOAD(x) atomic_load_explicit(&(x), memory_order_relaxed)
+#define ARENA__STORE(x, v) atomic_store_explicit(&(x), (v), memory_order_relaxed)
+#define ARENA__ADD(x, v) atomic_fetch_add_explicit(&(x), (v), memory_order_relaxed)
+#define ARENA__SUB(x, v) atomic_fetch_sub_explicit(&(x), (v), memory_order_relaxed)
 
 #define ARENA__LIKELY(x) __builtin_expect(!!(x), 1)
 #define ARENA__UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define ARENA__NOINLINE __attribute__((noinline, cold))
 
-/* A chunk's header lies at the start of its own mapping. */
+/* A chunk's header lies at the start of its own mapping (but see `lead`). */
 typedef struct arena__chunk {
     struct arena__chunk *next; /* in the tick's list, newest first; in a cache list; in a batch */
     struct arena__chunk *prev; /* in the tick's list only */
@@ -43,9 +46,12 @@ typedef struct arena__chunk {
     size_t dirty;              /* bytes from the start that an earlier use may have written */
     size_t extent;             /* bytes from the start that this use has handed out */
     size_t pins;               /* live views into it; guarded by the pages lock */
+    uint16_t lead;             /* bytes of its mapping before this header, when it is guarded */
     uint8_t klass;             /* size class, or ARENA__OVERSIZE */
     bool alone;                /* holds one allocation, which may grow to the chunk's end */
     bool orphan;               /* its tick has ended; the last view frees it */
+    bool wipe;                 /* an orphan of a tick that is to be zeroed */
+    bool guarded;              /* a page that faults lies behind it: see arena_debug */
 } arena__chunk;
 
 #define ARENA__HEAD ((sizeof(arena__chunk) + ARENA__ALIGN - 1) & ~(ARENA__ALIGN - 1))
@@ -63,21 +69,26 @@ enum { ARENA__ENDED = 0, ARENA__OPEN = 1, ARENA__ENDING = 2 };
 
 struct arena_tick {
     /* The hot line. A tick that is not open has pos == end and room == 0, so that the fast path
-     * needs no check of the state. */
+     * needs no check of the state; so has one that is strict, for another reason: see limit.c. */
     char *pos;
     char *end;
-    size_t room;  /* bytes that callers may still ask for: limit - used. Read by other threads. */
-    size_t limit; /* `room` of the empty tick. Read by other threads. */
+    _Atomic size_t room; /* bytes that may be asked for without asking anybody: top - used */
+    _Atomic size_t top;
     arena__chunk *current; /* the chunk that pos and end point into */
     arena__chunk *chunks;  /* all of them, newest first */
     size_t grown;          /* decides the class of the next chunk: see alloc.c */
-    uint64_t owner;        /* arena__self.id of the thread that began it */
-    uint64_t number;       /* 1, 2, 3, ... in the order of begins in the process */
+    _Atomic uint64_t owner; /* arena__self.id of the thread that began it */
+    uint64_t number;        /* 1, 2, 3, ... in the order of begins in the process */
     arena__cleanup *cleanups;
-    arena_tick *below;       /* the C stack of the thread; also the free list of records */
-    arena_tick *open_next;   /* list of the ticks that hold chunks; guarded by the pages lock */
+    arena_tick *below;     /* the tick around it; also the free list of records */
+    arena_tick *open_next; /* list of the ticks that hold chunks; guarded by the pages lock */
     arena_tick **open_prev;
-    uint8_t state;
+    size_t cap;    /* its own limit */
+    size_t nested; /* bytes that ticks inside of it hold, for as long as it is open */
+    _Atomic uint8_t state;
+    bool strict;   /* each request is decided in limit.c: room stays 0 */
+    bool inside;   /* a tick around it has a limit */
+    bool wipe;     /* its memory is zeroed at the end */
     bool detached; /* not on a C stack: the Python types keep their own order */
     char name[32];
 };
@@ -96,11 +107,17 @@ typedef struct arena__thread {
     uint64_t id;
     arena_tick *top;  /* innermost tick of the C stack */
     arena_tick *free; /* records for the next begins */
+    uint64_t open;    /* ticks of it that are open */
     int error;        /* code of the last failure */
     bool registered;  /* its end will be noticed */
+    struct {          /* whose limit the last ARENA_E_LIMIT was of */
+        const arena_tick *by; /* NULL: the process's */
+        size_t used;
+        size_t limit;
+    } refusal;
 } arena__thread;
 
-/* initial-exec: one instruction to reach; 40 bytes fit the spare that glibc keeps for dlopen. */
+/* initial-exec: one instruction to reach; 64 bytes fit the spare that glibc keeps for dlopen. */
 #if defined(__GLIBC__) || defined(__linux__)
 #define ARENA__TLS __attribute__((tls_model("initial-exec")))
 #else
@@ -121,12 +138,17 @@ static inline int arena__fail(int code) {
     return code;
 }
 
-/* The operating system, behind three functions so that a test can supply its own. `map` returns
- * zeroed pages or NULL; `remap` may move, keeps the old mapping on failure, and may be refused. */
+/* The operating system, behind a few functions so that a test can supply its own. `map` returns
+ * zeroed pages or NULL; `remap` may move, keeps the old mapping on failure, and may be refused;
+ * `seal` makes pages inaccessible for good and gives their memory back, or fails; `resize` and
+ * `release` are realloc and free. */
 typedef struct arena__os {
     void *(*map)(size_t size);
     void (*unmap)(void *start, size_t size);
     void *(*remap)(void *start, size_t old_size, size_t size);
+    bool (*seal)(void *start, size_t size);
+    void *(*resize)(void *old, size_t size);
+    void (*release)(void *old);
 } arena__os;
 extern arena__os arena__system;
 
@@ -135,6 +157,8 @@ arena__chunk *arena__chunk_get(arena_tick *tick, size_t need, bool alone);
 void arena__chunk_drop(arena_tick *tick, arena__chunk *chunk);
 arena__chunk *arena__chunk_resize(arena_tick *tick, arena__chunk *chunk, size_t need);
 size_t arena__chunks_return(arena_tick *tick);
+void arena__sweep(uint64_t owner, bool others);
+void arena__each_open(bool detached_too, void (*fn)(arena_tick *tick));
 void arena__retention_roll(void);
 void arena__pin(arena__chunk *chunk);
 void arena__unpin(arena__chunk *chunk);
@@ -143,34 +167,49 @@ void arena__lock(void);
 void arena__unlock(void);
 
 /* tick.c */
-void arena__tick_open(arena_tick *tick);
+void arena__tick_open(arena_tick *tick, arena_tick *around);
 void arena__tick_ending(arena_tick *tick);
 size_t arena__tick_close(arena_tick *tick);
+void arena__tick_swept(arena_tick *tick);
+bool arena__tick_left_behind(const arena_tick *tick);
 arena_tick *arena__pick(arena_tick *tick);
 void arena__tick_stats(arena_stats *out);
+void arena__ticks_forked(void);
 
 /* Asked for the current tick when C has none newer: the Python types answer from their context
  * variable. NULL when nobody is there to ask. */
 extern arena_tick *(*arena__outer_current)(void);
 
 static inline size_t arena__used(const arena_tick *tick) {
-    return ARENA__LOAD(tick->limit) - ARENA__LOAD(tick->room);
+    return ARENA__LOAD(tick->top) - ARENA__LOAD(tick->room);
 }
 
-/* Counts `size` bytes as asked for. The caller has checked size <= room. */
+static inline uint8_t arena__state(const arena_tick *tick) {
+    return ARENA__LOAD(tick->state);
+}
+
+/* limit.c. A claim counts `size` bytes as asked for, or fails with a code and counts nothing. */
+int arena__may_change(const arena_tick *tick);
+int arena__claim(arena_tick *tick, size_t size);
+void arena__refund(arena_tick *tick, size_t size);
+void arena__settle(arena_tick *tick);
+void arena__settle_held(const arena_tick *tick);
+void arena__make_strict(arena_tick *tick);
+int arena__claim_persist(size_t size);
+void arena__refund_persist(size_t size);
+int arena__process_limit(size_t bytes, bool detached_too);
+void arena__limit_stats(arena_stats *out);
+extern _Atomic bool arena__counting;
+
+/* Counts bytes that fit the room. */
 static inline void arena__charge(arena_tick *tick, size_t size) {
     ARENA__STORE(tick->room, ARENA__LOAD(tick->room) - size);
-}
-
-static inline void arena__refund(arena_tick *tick, size_t size) {
-    ARENA__STORE(tick->room, ARENA__LOAD(tick->room) + size);
 }
 
 /* alloc.c */
 void *arena__take(arena_tick *tick, size_t size, arena__chunk **chunk);
 void *arena__alloc_slow(arena_tick *tick, size_t size, arena__chunk **chunk);
 bool arena__extend(arena_tick *tick, arena__chunk *chunk, void *data, size_t old_size, size_t size);
-int arena__may_ask(const arena_tick *tick, size_t size);
 void arena__zero(arena__chunk *chunk, void *data, size_t size);
 
 static inline size_t arena__round(size_t size) {
@@ -194,7 +233,7 @@ static inline void *arena__alloc_in(arena_tick *tick, size_t size, arena__chunk 
 
 /* strbuf.c */
 void arena__strbuf_init(arena_strbuf *buf, arena_tick *tick);
-int arena__strbuf_reserve(arena_strbuf *buf, size_t extra);
+int arena__strbuf_grow(arena_strbuf *buf, size_t extra);
 int arena__strbuf_append_slow(arena_strbuf *buf, const void *data, size_t size);
 void arena__strbuf_free(arena_strbuf *buf);
 
@@ -230,6 +269,10 @@ static inline int arena__strbuf_append(arena_strbuf *buf, const void *data, size
     }
     return arena__strbuf_append_slow(buf, data, size);
 }
+
+/* debug.c */
+extern _Atomic int arena__debug_flags;
+#define ARENA__FILL 0xDD
 
 /* persist.c */
 enum { ARENA__PERSIST = 1, ARENA__STRAY = 2 };

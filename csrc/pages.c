@@ -14,7 +14,9 @@
 #include "internal.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #ifndef MAP_ANONYMOUS
 #define MAP_ANONYMOUS MAP_ANON
@@ -32,14 +34,17 @@ static struct {
     arena_tick *open;
     size_t chunks; /* bytes, oversize included */
     size_t chunks_peak;
-    size_t cached;
+    _Atomic size_t cached;
     size_t pinned;
     uint64_t pinned_count;
     uint64_t pinned_ever;
     size_t scratch_peak;
     uint64_t maps;
-    uint64_t unmaps;
+    _Atomic uint64_t unmaps;
+    _Atomic uint64_t retired;
 } pages = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static size_t page = 4096;
 
 static void *os_map(size_t size) {
     void *start = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -60,7 +65,17 @@ static void *os_remap(void *start, size_t old_size, size_t size) {
 #endif
 }
 
-arena__os arena__system = {os_map, os_unmap, os_remap};
+/* A fresh mapping over the old one, and not mprotect: its memory goes back at once, and neighbours
+ * merge into one mapping, of which a process may have 65,530. */
+static bool os_seal(void *start, size_t size) {
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+#ifdef MAP_NORESERVE
+    flags |= MAP_NORESERVE;
+#endif
+    return mmap(start, size, PROT_NONE, flags, -1, 0) != MAP_FAILED;
+}
+
+arena__os arena__system = {os_map, os_unmap, os_remap, os_seal, realloc, free};
 
 void arena__lock(void) {
     (void)pthread_mutex_lock(&pages.lock);
@@ -70,24 +85,77 @@ void arena__unlock(void) {
     (void)pthread_mutex_unlock(&pages.lock);
 }
 
-/* A fork while another thread holds the lock would leave it locked for ever in the child. */
-__attribute__((constructor)) static void watch_forks(void) {
-    (void)pthread_atfork(arena__lock, arena__unlock, arena__unlock);
+/* A fork while another thread holds the lock would leave it locked for ever in the child. And the
+ * ticks of the other threads are nobody's there: their memory goes, but for what a view shows. */
+static void forked(void) {
+    arena__unlock();
+    arena__sweep(arena__self.id, true);
+    arena__ticks_forked();
+    /* Another thread may have been half way through taking or giving back a chunk. */
+    pages.chunks = 0;
+    memset(pages.in_use, 0, sizeof pages.in_use);
+    for (const arena_tick *tick = pages.open; tick; tick = tick->open_next)
+        for (const arena__chunk *chunk = tick->chunks; chunk; chunk = chunk->next) {
+            pages.chunks += chunk->size;
+            if (chunk->klass < ARENA__CLASSES) pages.in_use[chunk->klass]++;
+        }
+}
+
+__attribute__((constructor)) static void set_up(void) {
+    long size = sysconf(_SC_PAGESIZE);
+    if (size > 0) page = (size_t)size;
+    (void)pthread_atfork(arena__lock, arena__unlock, forked);
 }
 
 static size_t class_size(unsigned klass) {
     return ARENA__CHUNK_MIN << klass;
 }
 
-static void batch_unmap(arena__chunk *batch) {
-    uint64_t count = 0;
+static char *body_of(arena__chunk *chunk) {
+    return (char *)chunk + ARENA__HEAD;
+}
+
+/* The end of a chunk, outside of any lock: back to the system, unless the debug dial keeps it. */
+static void discard(arena__chunk *chunk) {
+    int flags = ARENA__LOAD(arena__debug_flags);
+    char *start = (char *)chunk - chunk->lead;
+    size_t size = chunk->lead + chunk->size + (chunk->guarded ? page : 0);
+    if ((flags & ARENA_DEBUG_GUARD) && arena__system.seal(start, size)) {
+        ARENA__ADD(pages.retired, size);
+        return;
+    }
+    if ((flags & ARENA_DEBUG_NOREUSE) && !(flags & ARENA_DEBUG_GUARD)) {
+        ARENA__ADD(pages.retired, size);
+        return;
+    }
+    arena__check_open(start, size - (chunk->guarded ? page : 0)); /* whoever maps it next is others */
+    arena__system.unmap(start, size);
+    ARENA__ADD(pages.unmaps, 1);
+}
+
+static void batch_discard(arena__chunk *batch) {
     while (batch) {
         arena__chunk *next = batch->next;
-        arena__system.unmap(batch, batch->size);
+        discard(batch);
         batch = next;
-        count++;
     }
-    if (count) ARENA__ADD(pages.unmaps, count);
+}
+
+/* What is to be done with the bytes of an ended chunk. Outside of any lock: it may be megabytes. */
+static void scrub(arena__chunk *chunk, bool wipe) {
+    bool fill = ARENA__LOAD(arena__debug_flags) & ARENA_DEBUG_FILL;
+    size_t size = chunk->extent - ARENA__HEAD;
+    if (wipe || fill) {
+        arena__check_open(body_of(chunk), size);
+        memset(body_of(chunk), wipe ? 0 : ARENA__FILL, size);
+        __asm__ volatile("" : : "r"(chunk) : "memory"); /* not left out, whatever follows */
+    }
+    if (wipe && chunk->dirty <= chunk->extent) chunk->dirty = chunk->extent = ARENA__HEAD;
+    if (arena__checked()) arena__check_shut(body_of(chunk), chunk->size - ARENA__HEAD);
+}
+
+static bool scrubs(const arena_tick *tick) {
+    return tick->wipe || arena__checked() || (ARENA__LOAD(arena__debug_flags) & ARENA_DEBUG_FILL);
 }
 
 /* Under the lock: moves cached chunks of a class to `batch` until `keep` of them are left. */
@@ -96,7 +164,7 @@ static arena__chunk *evict(unsigned klass, size_t keep, arena__chunk *batch) {
         arena__chunk *chunk = pages.cache[klass];
         pages.cache[klass] = chunk->next;
         pages.cached_count[klass]--;
-        ARENA__STORE(pages.cached, pages.cached - chunk->size);
+        ARENA__SUB(pages.cached, chunk->size);
         chunk->next = batch;
         batch = chunk;
     }
@@ -120,7 +188,7 @@ void arena__retention_roll(void) {
         pages.peak_now[k] = used;
     }
     arena__unlock();
-    batch_unmap(batch);
+    batch_discard(batch);
 }
 
 static void enter_use(size_t size, unsigned klass) {
@@ -140,11 +208,53 @@ static void cache_put(arena__chunk *chunk) {
     chunk->next = pages.cache[chunk->klass];
     pages.cache[chunk->klass] = chunk;
     pages.cached_count[chunk->klass]++;
-    ARENA__STORE(pages.cached, pages.cached + chunk->size);
+    ARENA__ADD(pages.cached, chunk->size);
+}
+
+/* Under the lock: a chunk that nobody uses goes to the cache, or into the batch to discard. */
+static arena__chunk *let_go(arena__chunk *chunk, arena__chunk *batch) {
+    bool reuse = !(ARENA__LOAD(arena__debug_flags) & (ARENA_DEBUG_NOREUSE | ARENA_DEBUG_GUARD));
+    leave_use(chunk);
+    if (chunk->klass < ARENA__CLASSES && reuse) {
+        cache_put(chunk);
+        return batch;
+    }
+    chunk->next = batch;
+    return chunk;
 }
 
 static size_t page_round(size_t size) {
-    return (size + 4095) & ~(size_t)4095;
+    return (size + page - 1) & ~(page - 1);
+}
+
+static arena__chunk *map_chunk(size_t size) {
+    arena__chunk *chunk = arena__system.map(size);
+    /* What is cached in other classes may be what is missing. */
+    if (!chunk && arena_trim(0)) chunk = arena__system.map(size);
+    if (chunk) chunk->size = size;
+    return chunk;
+}
+
+/* An oversize chunk that ends where a page that faults begins. */
+static arena__chunk *map_guarded(size_t size) {
+    size_t whole = page_round(size);
+    char *start = (char *)map_chunk(whole + page);
+    if (!start) return NULL;
+    if (!arena__system.seal(start + whole, page)) {
+        arena__system.unmap(start, whole + page);
+        return NULL;
+    }
+    size_t lead = whole - size;
+    arena__chunk *chunk = (arena__chunk *)(void *)(start + lead);
+    chunk->size = size;
+    chunk->lead = (uint16_t)lead;
+    chunk->guarded = true;
+    return chunk;
+}
+
+static arena__chunk *map_oversize(size_t size) {
+    if (ARENA__LOAD(arena__debug_flags) & ARENA_DEBUG_GUARD) return map_guarded(size);
+    return map_chunk(page_round(size));
 }
 
 /* A chunk with room for `need` bytes after its header, linked into the tick. NULL: no memory. */
@@ -152,7 +262,6 @@ arena__chunk *arena__chunk_get(arena_tick *tick, size_t need, bool alone) {
     unsigned klass = 0;
     while (klass < ARENA__CLASSES && class_size(klass) - ARENA__HEAD < need) klass++;
     if (klass == ARENA__CLASSES) klass = ARENA__OVERSIZE;
-    size_t size = klass == ARENA__OVERSIZE ? page_round(need + ARENA__HEAD) : class_size(klass);
     arena__chunk *chunk = NULL;
 
     arena__lock();
@@ -160,17 +269,16 @@ arena__chunk *arena__chunk_get(arena_tick *tick, size_t need, bool alone) {
         chunk = pages.cache[klass];
         pages.cache[klass] = chunk->next;
         pages.cached_count[klass]--;
-        ARENA__STORE(pages.cached, pages.cached - size);
+        ARENA__SUB(pages.cached, chunk->size);
     } else {
         /* Mapping under the lock would make every thread wait for the kernel. */
         arena__unlock();
-        chunk = arena__system.map(size);
-        /* What is cached in other classes may be what is missing. */
-        if (!chunk && arena_trim(0)) chunk = arena__system.map(size);
+        chunk = klass < ARENA__CLASSES ? map_chunk(class_size(klass))
+                                       : map_oversize(need + ARENA__HEAD);
         if (!chunk) return NULL;
-        chunk->size = size;
         chunk->dirty = ARENA__HEAD;
         chunk->klass = (uint8_t)klass;
+        if (arena__checked()) arena__check_shut(body_of(chunk), chunk->size - ARENA__HEAD);
         arena__lock();
         pages.maps++;
     }
@@ -178,12 +286,14 @@ arena__chunk *arena__chunk_get(arena_tick *tick, size_t need, bool alone) {
     chunk->pins = 0;
     chunk->alone = alone;
     chunk->orphan = false;
-    enter_use(size, klass);
+    chunk->wipe = false;
+    enter_use(chunk->size, klass);
     if (!tick->chunks) { /* the tick's first chunk: from now on it has something to count */
         tick->open_next = pages.open;
         tick->open_prev = &pages.open;
         if (pages.open) pages.open->open_prev = &tick->open_next;
         pages.open = tick;
+        if (arena__checked()) arena__check_pool_begin(tick);
     }
     chunk->prev = NULL;
     chunk->next = tick->chunks;
@@ -204,70 +314,135 @@ static void unlink_chunk(arena_tick *tick, arena__chunk *chunk) {
 /* Gives one chunk back before its tick ends: what it held has moved elsewhere in the same tick, so
  * the tick keeps at least one chunk and stays on the open list. */
 void arena__chunk_drop(arena_tick *tick, arena__chunk *chunk) {
-    arena__chunk *batch = NULL;
+    if (arena__checked()) arena__check_gone(tick, body_of(chunk));
+    if (scrubs(tick)) scrub(chunk, tick->wipe);
     arena__lock();
     unlink_chunk(tick, chunk);
-    leave_use(chunk);
-    if (chunk->klass < ARENA__CLASSES) {
-        cache_put(chunk);
-    } else {
-        chunk->next = NULL;
-        batch = chunk;
-    }
+    arena__chunk *batch = let_go(chunk, NULL);
     arena__unlock();
-    batch_unmap(batch);
+    batch_discard(batch);
 }
 
 /* Grows an oversize chunk by moving its pages instead of its bytes. NULL: not possible here, the
- * chunk is as it was. */
+ * chunk is as it was. Under the lock, although the kernel may take a while to move gigabytes: a
+ * child that is forked meanwhile finds the tick's list whole. */
 arena__chunk *arena__chunk_resize(arena_tick *tick, arena__chunk *chunk, size_t need) {
     size_t old_size = chunk->size, size = page_round(need + ARENA__HEAD);
-    if (chunk->klass != ARENA__OVERSIZE || size <= old_size) return NULL;
-    arena__chunk *moved = arena__system.remap(chunk, old_size, size);
-    if (!moved) return NULL;
-    moved->size = size;
-    if (moved->prev)
-        moved->prev->next = moved;
-    else
-        tick->chunks = moved;
-    if (moved->next) moved->next->prev = moved;
+    if (chunk->klass != ARENA__OVERSIZE || size <= old_size || chunk->guarded) return NULL;
+    /* A stale pointer must not find its old place free for others. */
+    if (ARENA__LOAD(arena__debug_flags) & (ARENA_DEBUG_NOREUSE | ARENA_DEBUG_GUARD)) return NULL;
+    if (arena__checked()) {
+        arena__check_gone(tick, body_of(chunk));
+        arena__check_open(chunk, old_size);
+    }
     arena__lock();
-    enter_use(size - old_size, ARENA__OVERSIZE);
+    arena__chunk *moved = arena__system.remap(chunk, old_size, size);
+    if (moved) {
+        moved->size = size;
+        if (moved->prev)
+            moved->prev->next = moved;
+        else
+            tick->chunks = moved;
+        if (moved->next) moved->next->prev = moved;
+        enter_use(size - old_size, ARENA__OVERSIZE);
+    }
     arena__unlock();
+    arena__chunk *now = moved ? moved : chunk;
+    if (arena__checked()) arena__check_piece(tick, body_of(now), now->size - ARENA__HEAD);
     return moved;
+}
+
+/* Under the lock: takes an ending tick off the open list, makes orphans of its pinned chunks, and
+ * returns the others, which still count as in use. */
+static arena__chunk *surrender(arena_tick *tick, size_t *pinned) {
+    size_t used = arena__used(tick);
+    arena__chunk *rest = NULL;
+    *pinned = 0;
+    if (!tick->chunks) return NULL;
+    if (used > pages.scratch_peak) pages.scratch_peak = used;
+    *tick->open_prev = tick->open_next;
+    if (tick->open_next) tick->open_next->open_prev = tick->open_prev;
+    if (arena__checked()) arena__check_pool_end(tick);
+    for (arena__chunk *chunk = tick->chunks, *next; chunk; chunk = next) {
+        next = chunk->next;
+        if (!chunk->pins) {
+            chunk->next = rest;
+            rest = chunk;
+            continue;
+        }
+        leave_use(chunk);
+        chunk->orphan = true;
+        chunk->wipe = tick->wipe;
+        pages.pinned += chunk->size;
+        pages.pinned_count++;
+        pages.pinned_ever++;
+        ++*pinned;
+        if (arena__checked()) arena__check_open(body_of(chunk), chunk->extent - ARENA__HEAD);
+    }
+    tick->chunks = tick->current = NULL;
+    return rest;
+}
+
+static arena__chunk *let_go_all(arena__chunk *chunks) {
+    arena__chunk *batch = NULL;
+    for (arena__chunk *next; chunks; chunks = next) {
+        next = chunks->next;
+        batch = let_go(chunks, batch);
+    }
+    return batch;
 }
 
 /* The end of a tick: every chunk goes to the cache, to the system, or, when a view into it lives,
  * to nobody until the last view dies. Returns how many were pinned. */
 size_t arena__chunks_return(arena_tick *tick) {
-    size_t used = arena__used(tick), pinned = 0;
-    arena__chunk *batch = NULL;
+    size_t pinned;
     if (tick->current) tick->current->extent = (size_t)(tick->pos - (char *)tick->current);
 
     arena__lock();
-    if (used > pages.scratch_peak) pages.scratch_peak = used;
-    *tick->open_prev = tick->open_next;
-    if (tick->open_next) tick->open_next->open_prev = tick->open_prev;
-    for (arena__chunk *chunk = tick->chunks, *next; chunk; chunk = next) {
-        next = chunk->next;
-        leave_use(chunk);
-        if (chunk->pins) {
-            chunk->orphan = true;
-            pages.pinned += chunk->size;
-            pages.pinned_count++;
-            pages.pinned_ever++;
-            pinned++;
-        } else if (chunk->klass < ARENA__CLASSES) {
-            cache_put(chunk);
-        } else {
-            chunk->next = batch;
-            batch = chunk;
+    arena__chunk *rest = surrender(tick, &pinned);
+    if (ARENA__UNLIKELY(scrubs(tick))) {
+        arena__unlock();
+        for (arena__chunk *chunk = rest; chunk; chunk = chunk->next) scrub(chunk, tick->wipe);
+        arena__lock();
+    }
+    arena__chunk *batch = let_go_all(rest);
+    arena__unlock();
+    batch_discard(batch);
+    return pinned;
+}
+
+/* Takes the memory of the ticks that nobody can end any more: those of a thread that is about to
+ * end (others == false), or in the child of a fork those of the threads that are not there. They
+ * belong to the Python types, which find them ended; until they look, nobody else touches them, so
+ * each is dealt with under one hold of the lock. */
+void arena__sweep(uint64_t owner, bool others) {
+    arena__chunk *batch = NULL;
+    arena__lock();
+    for (arena_tick *tick = pages.open, *next; tick; tick = next) {
+        next = tick->open_next;
+        if ((ARENA__LOAD(tick->owner) == owner) == others) continue;
+        size_t pinned;
+        if (tick->current) tick->current->extent = tick->current->size; /* at the most */
+        arena__settle_held(tick);
+        for (arena__chunk *rest = surrender(tick, &pinned), *after; rest; rest = after) {
+            after = rest->next;
+            leave_use(rest);
+            if (tick->wipe && !others) scrub(rest, true);
+            rest->next = batch;
+            batch = rest;
         }
+        arena__tick_swept(tick);
     }
     arena__unlock();
-    tick->chunks = tick->current = NULL;
-    batch_unmap(batch);
-    return pinned;
+    batch_discard(batch);
+}
+
+/* Calls fn for each open tick that holds memory and is this thread's, or the Python types'. */
+void arena__each_open(bool detached_too, void (*fn)(arena_tick *tick)) {
+    arena__lock();
+    for (arena_tick *tick = pages.open; tick; tick = tick->open_next)
+        if (ARENA__LOAD(tick->owner) == arena__self.id || (detached_too && tick->detached)) fn(tick);
+    arena__unlock();
 }
 
 void arena__pin(arena__chunk *chunk) {
@@ -288,7 +463,8 @@ void arena__unpin(arena__chunk *chunk) {
         batch = chunk;
     }
     arena__unlock();
-    batch_unmap(batch);
+    if (batch) scrub(batch, batch->wipe);
+    batch_discard(batch);
 }
 
 size_t arena_trim(size_t keep) {
@@ -303,7 +479,7 @@ size_t arena_trim(size_t keep) {
     }
     size_t given = before - pages.cached;
     arena__unlock();
-    batch_unmap(batch);
+    batch_discard(batch);
     return given;
 }
 
@@ -324,5 +500,6 @@ void arena__pages_stats(arena_stats *out) {
     }
     out->maps = pages.maps;
     out->unmaps = ARENA__LOAD(pages.unmaps);
+    out->retired = ARENA__LOAD(pages.retired);
     arena__unlock();
 }

@@ -6,7 +6,6 @@
 #include "internal.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 typedef struct head {
     size_t size;
@@ -16,13 +15,14 @@ typedef struct head {
 
 _Static_assert(sizeof(head) == 16, "the data stays aligned to 16");
 
-static size_t bytes, bytes_peak, stray_bytes;
-static uint64_t count, stray_count, strays_ever;
+static _Atomic size_t bytes, bytes_peak, stray_bytes;
+static _Atomic uint64_t count, stray_count, strays_ever;
 
 static void note_peak(size_t now) {
     size_t peak = ARENA__LOAD(bytes_peak);
-    while (now > peak && !__atomic_compare_exchange_n(&bytes_peak, &peak, now, true,
-                                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    while (now > peak &&
+           !atomic_compare_exchange_weak_explicit(&bytes_peak, &peak, now, memory_order_relaxed,
+                                                  memory_order_relaxed))
         continue;
 }
 
@@ -38,20 +38,21 @@ static head *head_of(const void *data) {
     return (head *)((uintptr_t)data - sizeof(head));
 }
 
-/* Memory for `old` (or NULL) and its header. Cached chunks may be what is missing. */
-static head *take(head *old, size_t size) {
-    if (size > ARENA__UNLIMITED) return NULL;
-    head *h = realloc(old, sizeof *h + size);
-    if (!h && arena_trim(0)) h = realloc(old, sizeof *h + size);
+/* Memory for `old` (or NULL) and its header, counted against the process's limit. NULL with a code.
+ * Cached chunks may be what is missing. */
+static head *take(head *old, size_t old_size, size_t size) {
+    if (size > old_size && arena__claim_persist(size - old_size) != ARENA_OK) return NULL;
+    head *h = arena__system.resize(old, sizeof *h + size);
+    if (!h && arena_trim(0)) h = arena__system.resize(old, sizeof *h + size);
+    if (!h) arena__fail(ARENA_E_NOMEM);
+    if (!h && size > old_size) arena__refund_persist(size - old_size);
+    if (h && size < old_size) arena__refund_persist(old_size - size);
     return h;
 }
 
 void *arena__persist_new(size_t size, bool stray) {
-    head *h = take(NULL, size);
-    if (!h) {
-        arena__fail(ARENA_E_NOMEM);
-        return NULL;
-    }
+    head *h = take(NULL, 0, size);
+    if (!h) return NULL;
     *h = (head){size, stray ? ARENA__STRAY : ARENA__PERSIST, 0};
     account(h, size, 0);
     if (stray) {
@@ -64,11 +65,8 @@ void *arena__persist_new(size_t size, bool stray) {
 }
 
 void *arena__persist_resize(void *old, size_t size) {
-    head *h = take(head_of(old), size);
-    if (!h) {
-        arena__fail(ARENA_E_NOMEM);
-        return NULL;
-    }
+    head *h = take(head_of(old), head_of(old)->size, size);
+    if (!h) return NULL;
     account(h, size, h->size);
     h->size = size;
     return h + 1;
@@ -80,7 +78,7 @@ arena_strbuf *arena__persist_strbuf(size_t capacity, bool stray) {
     head_of(buf)->strbuf = 1;
     arena__strbuf_init(buf, NULL);
     buf->stray = stray;
-    if (capacity && arena__strbuf_reserve(buf, capacity) != ARENA_OK) {
+    if (capacity && arena__strbuf_grow(buf, capacity) != ARENA_OK) {
         arena_free_persist(buf);
         return NULL;
     }
@@ -92,11 +90,12 @@ void arena_free_persist(void *persisted) {
     head *h = head_of(persisted);
     if (h->strbuf) arena_free_persist(((arena_strbuf *)persisted)->data);
     account(h, 0, h->size);
+    arena__refund_persist(h->size);
     if (h->kind == ARENA__STRAY)
         ARENA__SUB(stray_count, 1);
     else
         ARENA__SUB(count, 1);
-    free(h);
+    arena__system.release(h);
 }
 
 size_t arena_size_persist(const void *persisted) {

@@ -17,7 +17,7 @@ void arena__strbuf_init(arena_strbuf *buf, arena_tick *tick) {
 static int grow_persisted(arena_strbuf *buf, size_t cap) {
     char *data = buf->data ? arena__persist_resize(buf->data, cap + 1)
                            : arena__persist_new(cap + 1, buf->stray);
-    if (!data) return arena__fail(ARENA_E_NOMEM);
+    if (!data) return arena_error();
     if (!buf->data) data[0] = '\0';
     buf->data = data;
     buf->cap = cap;
@@ -48,6 +48,7 @@ static int grow_scratch(arena_strbuf *buf, size_t cap) {
     if (chunk->alone) { /* all of it is this string's */
         chunk->extent = chunk->size;
         cap = chunk->size - ARENA__HEAD - 1;
+        if (arena__checked()) arena__check_grown(tick, data, cap + 1);
     }
     data[0] = '\0';
     if (buf->data) {
@@ -60,8 +61,8 @@ static int grow_scratch(arena_strbuf *buf, size_t cap) {
     return ARENA_OK;
 }
 
-/* Room for `extra` more bytes. The caller has asked whether the limit allows them. */
-static int grow(arena_strbuf *buf, size_t extra) {
+/* Capacity for `extra` more bytes. */
+int arena__strbuf_grow(arena_strbuf *buf, size_t extra) {
     if (extra > ARENA__UNLIMITED - buf->len) return arena__fail(ARENA_E_NOMEM);
     size_t need = buf->len + extra;
     if (buf->data && need <= buf->cap) return ARENA_OK;
@@ -81,25 +82,25 @@ static int grow(arena_strbuf *buf, size_t extra) {
     return code;
 }
 
-int arena__strbuf_reserve(arena_strbuf *buf, size_t extra) {
-    if (buf->tick) {
-        int code = arena__may_ask(buf->tick, extra);
-        if (code != ARENA_OK) return code;
-    }
-    return grow(buf, extra);
+/* Room for `extra` more bytes, which are counted as asked for. */
+static int claim(arena_strbuf *buf, size_t extra) {
+    int code = buf->tick ? arena__claim(buf->tick, extra) : ARENA_OK;
+    if (code != ARENA_OK) return code;
+    code = arena__strbuf_grow(buf, extra);
+    if (code != ARENA_OK && buf->tick) arena__refund(buf->tick, extra);
+    return code;
 }
 
 ARENA__NOINLINE int arena__strbuf_append_slow(arena_strbuf *buf, const void *data, size_t size) {
     /* The bytes may lie inside the string, which may move. */
     uintptr_t start = (uintptr_t)buf->data, from = (uintptr_t)data;
     bool inside = buf->data && from >= start && from - start <= buf->len;
-    int code = arena__strbuf_reserve(buf, size);
+    int code = claim(buf, size);
     if (code != ARENA_OK) return code;
     if (inside) data = buf->data + (from - start);
     if (size) memcpy(buf->data + buf->len, data, size);
     buf->len += size;
     buf->data[buf->len] = '\0';
-    if (buf->tick) arena__charge(buf->tick, size);
     return ARENA_OK;
 }
 
@@ -112,7 +113,7 @@ void arena__strbuf_free(arena_strbuf *buf) {
 arena_strbuf *arena_strbuf_new(arena_tick *tick, size_t capacity) {
     tick = arena__pick(tick);
     if (!tick) return arena__persist_strbuf(capacity, true);
-    if (arena__may_ask(tick, 0) != ARENA_OK) return NULL;
+    if (arena__may_change(tick) != ARENA_OK) return NULL;
     arena__chunk *chunk;
     arena_strbuf *buf = arena__take(tick, sizeof *buf, &chunk);
     if (!buf) {
@@ -120,7 +121,7 @@ arena_strbuf *arena_strbuf_new(arena_tick *tick, size_t capacity) {
         return NULL;
     }
     arena__strbuf_init(buf, tick);
-    if (capacity && grow(buf, capacity) != ARENA_OK) return NULL;
+    if (capacity && arena__strbuf_grow(buf, capacity) != ARENA_OK) return NULL;
     return buf;
 }
 
@@ -139,13 +140,12 @@ int arena_strbuf_printf(arena_strbuf *buf, const char *format, ...) {
     va_end(args);
     if (length < 0) return arena__fail(ARENA_E_INVALID);
     size_t size = (size_t)length;
-    int code = arena__strbuf_reserve(buf, size);
+    int code = claim(buf, size);
     if (code != ARENA_OK) return code;
     va_start(args, format);
     (void)vsnprintf(buf->data + buf->len, size + 1, format, args);
     va_end(args);
     buf->len += size;
-    if (buf->tick) arena__charge(buf->tick, size);
     return ARENA_OK;
 }
 
@@ -161,7 +161,7 @@ size_t arena_strbuf_len(const arena_strbuf *buf) {
 int arena_strbuf_truncate(arena_strbuf *buf, size_t size) {
     if (size > buf->len) return arena__fail(ARENA_E_INVALID);
     if (buf->tick) {
-        int code = arena__may_ask(buf->tick, 0);
+        int code = arena__may_change(buf->tick);
         if (code != ARENA_OK) return code;
         arena__refund(buf->tick, buf->len - size);
     }

@@ -1,4 +1,4 @@
-/* tick.c: begin, end, nesting, cleanups, limits, and what a thread knows about itself.
+/* tick.c: begin, end, nesting, cleanups, and what a thread knows about itself.
  *
  * Records of ticks come from pages of their own that are never unmapped. So a pointer to an ended
  * tick always points to a record, and a second end is an error code and not a crash. The price is
@@ -11,22 +11,22 @@
 _Thread_local arena__thread arena__self ARENA__TLS;
 arena_tick *(*arena__outer_current)(void);
 
-static uint64_t threads_named;
-static uint64_t ticks_begun;
-static uint64_t ticks_ended;
+static _Atomic uint64_t threads_named;
+static _Atomic uint64_t ticks_begun;
+static _Atomic uint64_t ticks_ended;
+static uint64_t fork_survivor; /* in the child of a fork: the one thread that is there, */
+static uint64_t fork_named;    /* of those that had a name by then */
 static arena_tick *spare_records; /* of threads that have ended; guarded by the pages lock */
 static pthread_key_t thread_end;
 static pthread_once_t thread_end_once = PTHREAD_ONCE_INIT;
 
-uint64_t arena__name_thread(void) {
-    arena__self.id = ARENA__ADD(threads_named, 1) + 1;
-    return arena__self.id;
-}
-
-/* A thread that ends with ticks open on its C stack: they end, and its records go to others. */
+/* A thread that ends with ticks open: those of its C stack end, and their records go to others. Those
+ * of the Python types give up their memory, for only this thread could have ended them; what else
+ * there is to an end (the cleanups) is done when their objects go. */
 static void leave_thread(void *unused) {
     (void)unused;
     while (arena__self.top && arena_end(arena__self.top) == ARENA_OK) continue;
+    arena__sweep(arena__self.id, false);
     arena_tick *last = arena__self.free;
     arena__self.registered = false;
     if (!last) return;
@@ -42,14 +42,23 @@ static void make_key(void) {
     (void)pthread_key_create(&thread_end, leave_thread);
 }
 
+static void notice_end(void) {
+    if (arena__self.registered) return;
+    (void)pthread_once(&thread_end_once, make_key);
+    (void)pthread_setspecific(thread_end, &arena__self);
+    arena__self.registered = true;
+}
+
+uint64_t arena__name_thread(void) {
+    notice_end();
+    arena__self.id = ARENA__ADD(threads_named, 1) + 1;
+    return arena__self.id;
+}
+
 #define SLAB ((size_t)64 << 10)
 
 static ARENA__NOINLINE arena_tick *more_records(void) {
-    if (!arena__self.registered) {
-        (void)pthread_once(&thread_end_once, make_key);
-        (void)pthread_setspecific(thread_end, &arena__self);
-        arena__self.registered = true;
-    }
+    notice_end();
     arena__lock();
     arena_tick *list = spare_records;
     spare_records = NULL;
@@ -66,47 +75,91 @@ static ARENA__NOINLINE arena_tick *more_records(void) {
     return list;
 }
 
-/* Opens a record whose memory is the caller's (zeroed, or a tick that was closed). */
-void arena__tick_open(arena_tick *tick) {
+/* Opens a record whose memory is the caller's (zeroed, or a tick that was closed). `around` is the
+ * open tick that it begins in, or NULL. */
+void arena__tick_open(arena_tick *tick, arena_tick *around) {
+    tick->inside = around && (around->inside || around->cap < ARENA__UNLIMITED);
+    tick->strict = tick->inside || ARENA__LOAD(arena__counting) || arena__checked();
+    size_t room = ARENA__LIKELY(!tick->strict) ? ARENA__UNLIMITED : 0;
     tick->pos = tick->end = NULL;
-    ARENA__STORE(tick->limit, ARENA__UNLIMITED);
-    ARENA__STORE(tick->room, ARENA__UNLIMITED);
+    ARENA__STORE(tick->top, room);
+    ARENA__STORE(tick->room, room);
+    tick->cap = ARENA__UNLIMITED;
+    tick->nested = 0;
     tick->current = tick->chunks = NULL;
     tick->grown = 0;
-    tick->owner = arena__tid();
+    ARENA__STORE(tick->owner, arena__tid());
     tick->number = ARENA__ADD(ticks_begun, 1) + 1;
     tick->cleanups = NULL;
-    tick->below = NULL;
-    tick->state = ARENA__OPEN;
+    tick->below = around;
+    tick->wipe = false;
     tick->detached = true;
+    ARENA__STORE(tick->state, ARENA__OPEN);
+    arena__self.open++;
 }
 
 /* From here on the tick takes no more work, but what it holds can still be read. */
 void arena__tick_ending(arena_tick *tick) {
-    tick->state = ARENA__ENDING;
+    ARENA__STORE(tick->state, ARENA__ENDING);
     if (tick->current) tick->current->extent = (size_t)(tick->pos - (char *)tick->current);
     tick->end = tick->pos;
-    ARENA__STORE(tick->limit, arena__used(tick));
+    ARENA__STORE(tick->top, arena__used(tick));
     ARENA__STORE(tick->room, (size_t)0);
+}
+
+static void shut(arena_tick *tick) {
+    tick->pos = tick->end = NULL;
+    ARENA__STORE(tick->room, (size_t)0);
+    ARENA__STORE(tick->top, (size_t)0);
+}
+
+/* A tick whose object has gone in another thread than its own, which may be sweeping at this moment:
+ * whoever sets the state counts, and the lock is taken in any case, to wait for the sweep. */
+static ARENA__NOINLINE size_t close_foreign(arena_tick *tick) {
+    bool mine = atomic_exchange(&tick->state, ARENA__ENDED) != ARENA__ENDED;
+    if (mine) arena__settle(tick);
+    size_t pinned = arena__chunks_return(tick);
+    shut(tick);
+    if (mine && !arena__tick_left_behind(tick)) ARENA__ADD(ticks_ended, 1);
+    return pinned;
 }
 
 /* Runs the cleanups and gives the memory back. Returns how many chunks live views have pinned. */
 size_t arena__tick_close(arena_tick *tick) {
     size_t pinned = 0;
     if (tick->cleanups) {
-        if (tick->state == ARENA__OPEN) arena__tick_ending(tick);
+        if (arena__state(tick) == ARENA__OPEN) arena__tick_ending(tick);
         for (arena__cleanup *next; (next = tick->cleanups) != NULL;) {
             tick->cleanups = next->next;
             next->fn(next->arg);
         }
     }
+    if (ARENA__UNLIKELY(ARENA__LOAD(tick->owner) != arena__self.id)) return close_foreign(tick);
+    if (tick->strict) arena__settle(tick);
     if (tick->chunks) pinned = arena__chunks_return(tick);
-    tick->pos = tick->end = NULL;
-    ARENA__STORE(tick->room, (size_t)0);
-    ARENA__STORE(tick->limit, (size_t)0);
-    tick->state = ARENA__ENDED;
+    shut(tick);
+    ARENA__STORE(tick->state, ARENA__ENDED);
+    arena__self.open--;
     if (ARENA__UNLIKELY(ARENA__ADD(ticks_ended, 1) % ARENA__WINDOW == 0)) arena__retention_roll();
     return pinned;
+}
+
+/* By arena__sweep, under the lock. */
+void arena__tick_swept(arena_tick *tick) {
+    shut(tick);
+    if (atomic_exchange(&tick->state, ARENA__ENDED) != ARENA__ENDED) ARENA__ADD(ticks_ended, 1);
+}
+
+/* In the child of a fork: whether the tick belongs to a thread that is not there. */
+bool arena__tick_left_behind(const arena_tick *tick) {
+    uint64_t owner = ARENA__LOAD(tick->owner);
+    return owner <= fork_named && owner != fork_survivor;
+}
+
+void arena__ticks_forked(void) {
+    fork_survivor = arena__self.id;
+    fork_named = ARENA__LOAD(threads_named);
+    ARENA__STORE(ticks_ended, ARENA__LOAD(ticks_begun) - arena__self.open);
 }
 
 arena_tick *arena_begin(const char *name) {
@@ -116,9 +169,8 @@ arena_tick *arena_begin(const char *name) {
         return NULL;
     }
     arena__self.free = tick->below;
-    arena__tick_open(tick);
+    arena__tick_open(tick, arena__self.top);
     tick->detached = false;
-    tick->below = arena__self.top;
     arena__self.top = tick;
     tick->name[0] = '\0';
     if (name) {
@@ -131,12 +183,12 @@ arena_tick *arena_begin(const char *name) {
 
 int arena_end(arena_tick *tick) {
     if (!tick) tick = arena__self.top;
-    if (!tick || tick->state == ARENA__ENDED) return arena__fail(ARENA_E_ENDED);
-    if (tick->owner != arena__tid()) return arena__fail(ARENA_E_THREAD);
+    if (!tick || arena__state(tick) == ARENA__ENDED) return arena__fail(ARENA_E_ENDED);
+    if (ARENA__LOAD(tick->owner) != arena__tid()) return arena__fail(ARENA_E_THREAD);
     if (tick->detached) return arena__fail(ARENA_E_INVALID);
     /* A cleanup that ends its own tick, or one around it. */
     for (arena_tick *inner = arena__self.top;; inner = inner->below) {
-        if (inner->state == ARENA__ENDING) return arena__fail(ARENA_E_ENDING);
+        if (arena__state(inner) == ARENA__ENDING) return arena__fail(ARENA_E_ENDING);
         if (inner == tick) break;
     }
     for (arena_tick *inner = NULL; inner != tick;) {
@@ -176,22 +228,19 @@ size_t arena_used(const arena_tick *tick) {
     return tick ? arena__used(tick) : 0;
 }
 
-int arena_limit(arena_tick *tick, size_t bytes) {
+int arena_wipe(arena_tick *tick) {
     tick = arena__pick(tick);
-    if (!tick || tick->state == ARENA__ENDED) return arena__fail(ARENA_E_ENDED);
-    if (tick->state == ARENA__ENDING) return arena__fail(ARENA_E_ENDING);
-    size_t used = arena__used(tick);
-    if (bytes > ARENA__UNLIMITED) bytes = ARENA__UNLIMITED;
-    if (bytes < used) return arena__fail(ARENA_E_INVALID);
-    ARENA__STORE(tick->limit, bytes);
-    ARENA__STORE(tick->room, bytes - used);
-    return ARENA_OK;
+    if (!tick) return arena__fail(ARENA_E_ENDED);
+    int code = arena__may_change(tick);
+    if (code == ARENA_OK) tick->wipe = true;
+    return code;
 }
 
 int arena_cleanup(arena_tick *tick, arena_cleanup_fn fn, void *arg) {
     tick = arena__pick(tick);
-    if (!tick || tick->state == ARENA__ENDED) return arena__fail(ARENA_E_ENDED);
-    if (tick->state == ARENA__ENDING) return arena__fail(ARENA_E_ENDING);
+    if (!tick) return arena__fail(ARENA_E_ENDED);
+    int code = arena__may_change(tick);
+    if (code != ARENA_OK) return code;
     if (!fn) return arena__fail(ARENA_E_INVALID);
     arena__chunk *chunk;
     arena__cleanup *cleanup = arena__take(tick, sizeof *cleanup, &chunk);
@@ -213,7 +262,7 @@ const char *arena_strerror(int code) {
     switch (code) {
     case ARENA_OK: return "no error";
     case ARENA_E_NOMEM: return "the operating system gave no memory";
-    case ARENA_E_LIMIT: return "the tick's limit would be passed";
+    case ARENA_E_LIMIT: return "a limit would be passed";
     case ARENA_E_ENDED: return "the tick is not open";
     case ARENA_E_THREAD: return "the tick belongs to another thread";
     case ARENA_E_ENDING: return "the tick is ending: its cleanups are running";
@@ -235,4 +284,5 @@ void arena_stats_get(arena_stats *out) {
     arena__tick_stats(out);
     arena__pages_stats(out);
     arena__persist_stats(out);
+    arena__limit_stats(out);
 }

@@ -106,9 +106,6 @@ class Owner:
         for thing in self.everything:
             assert thing.read() == thing.content
 
-    def fits(self, size: int) -> bool:
-        return self.used + size <= self.limit
-
 
 @dataclass(eq=False)
 class Cleanup:
@@ -119,6 +116,9 @@ class Cleanup:
     def run(self) -> None:
         machine, tick = self.machine, self.owner
         assert tick.cleanups.pop() is self  # last in first out, and taken off before the call
+        if machine.ending is not tick:  # those inside of it have ended, and what they left open
+            machine.ending = tick
+            machine.left_open = 0
         tick.check()
         assert lib.arena_used(tick.pointer) == tick.used
         if self.does == "allocate":
@@ -146,14 +146,14 @@ class Cleanup:
                 assert lib.arena_end(NULL) == lib.ARENA_E_ENDING
         elif self.does == "begin":
             inner = lib.arena_begin(NULL)
-            write(lib.arena_alloc(NULL, 300), data_of(1, 300))
+            machine.fill_in_cleanup(self.owner, 300)
             assert lib.arena_end(inner) == lib.ARENA_OK
         elif self.does == "leave open":
             lib.arena_begin(b"left open in a cleanup")
-            write(lib.arena_alloc(NULL, 100_000), data_of(2, 100_000))
+            machine.left_open += machine.fill_in_cleanup(self.owner, 100_000)
         elif self.does == "outer":
             depth = machine.stack.index(tick)
-            if depth and machine.stack[depth - 1].fits(8):
+            if depth and machine.fits(machine.stack[depth - 1], 8):
                 outer = machine.stack[depth - 1]
                 pointer = lib.arena_memdup(outer.pointer, b"from in!", 8)
                 machine.put(outer, pointer, b"from in!")
@@ -182,6 +182,8 @@ class CoreMachine(RuleBasedStateMachine):
         self.strays = Owner()
         self.handles: list[Any] = []  # keeps the args of cleanups alive
         self.last_number = 0
+        self.ending: Owner | None = None  # the tick whose cleanups run
+        self.left_open = 0  # bytes of the ticks that these cleanups have left open
         now = stats()
         self.baseline = {name: getattr(now, name) for name in COUNTERS}
         failures.clear()
@@ -204,8 +206,32 @@ class CoreMachine(RuleBasedStateMachine):
         return piece
 
     def refused(self, owner: Owner, size: int) -> bool:
-        """Whether the limit refuses this many bytes more. Strays have none."""
-        return owner.pointer != NULL and not owner.fits(size)
+        """Whether a limit refuses this many bytes more. Strays have none."""
+        return owner.pointer != NULL and not self.fits(owner, size)
+
+    def held(self, owner: Owner) -> int:
+        """What counts against its limit: its own bytes, and those of the ticks inside of it."""
+        alive = self.stack
+        if self.ending is not None:
+            alive = alive[: alive.index(self.ending) + 1]
+        return sum(o.used for o in alive[alive.index(owner) :]) + self.left_open
+
+    def fits(self, owner: Owner, size: int) -> bool:
+        return all(
+            self.held(around) + size <= around.limit
+            for around in self.stack[: self.stack.index(owner) + 1]
+            if around is not self.ending
+        )
+
+    def fill_in_cleanup(self, ending: Owner, size: int) -> int:
+        """Allocate in the tick that a cleanup has begun: the limits around the ending one hold."""
+        pointer = lib.arena_alloc(NULL, size)
+        depth = self.stack.index(ending)
+        if depth and not self.fits(self.stack[depth - 1], size):
+            self.check_refused(pointer)
+            return 0
+        write(pointer, data_of(size, size))
+        return size
 
     def check_refused(self, result: Any) -> None:
         assert result in (NULL, lib.ARENA_E_LIMIT)
@@ -238,6 +264,7 @@ class CoreMachine(RuleBasedStateMachine):
         ended = self.stack[depth:]
         code = lib.arena_end(pointer)
         del self.stack[depth:]
+        self.ending, self.left_open = None, 0
         assert code == lib.ARENA_OK
         assert not failures, failures
         assert not any(owner.cleanups for owner in ended)  # every one ran
@@ -276,11 +303,12 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(pick=picks, above=st.sampled_from([0, 0, 1, 2, 15, 16, 240, 5000, 70_000]))
     def limit(self, pick: int, above: int) -> None:
         pointer, owner = self.owner(pick)
-        if owner.used:
-            assert lib.arena_limit(pointer, owner.used - 1) == lib.ARENA_E_INVALID
+        held = self.held(owner)
+        if held:
+            assert lib.arena_limit(pointer, held - 1) == lib.ARENA_E_INVALID
             assert lib.arena_error() == lib.ARENA_E_INVALID
-        assert lib.arena_limit(pointer, owner.used + above) == lib.ARENA_OK
-        owner.limit = owner.used + above
+        assert lib.arena_limit(pointer, held + above) == lib.ARENA_OK
+        owner.limit = held + above
 
     @precondition(lambda self: self.stack)
     @rule(pick=picks)

@@ -60,14 +60,27 @@ class Model:
     number: int
     things: list[Thing] = field(default_factory=list)
     cleanups: list[tuple[str, int]] = field(default_factory=list)
+    inside: list[Model] = field(default_factory=list)
     open: bool = True
+    ending: bool = False
 
     @property
     def used(self) -> int:
         return sum(len(thing.content) for thing in self.things)
 
+    @property
+    def held(self) -> int:
+        """What counts against the limit: its own bytes, and those of the ticks begun in it."""
+        return (self.used if self.open else 0) + sum(inner.held for inner in self.inside)
+
     def fits(self, size: int) -> bool:
-        return self.limit is None or self.used + size <= self.limit
+        around: Model | None = self
+        while around is not None:
+            if around.open and not around.ending and around.limit is not None:
+                if around.held + size > around.limit:
+                    return False
+            around = around.parent
+        return True
 
 
 @dataclass(eq=False)
@@ -146,7 +159,7 @@ class TickMachine(RuleBasedStateMachine):
     @property
     def current(self) -> Model | None:
         found = self.last
-        while found is not None and not found.open:
+        while found is not None and (not found.open or found.ending):
             found = found.parent
         return found
 
@@ -223,25 +236,28 @@ class TickMachine(RuleBasedStateMachine):
                 st.none() | st.sampled_from([0, 1, 300, 20_000, "64 KiB", "5 MiB"]),
                 st.sampled_from(["allow", "raise"]),
                 st.booleans(),
+                st.booleans(),
             ),
             min_size=1,
             max_size=3,
         )
     )
-    def begin(self, drawn: list[tuple[Any, Any, bool]]) -> None:
-        for limit, escapes, entered in drawn:
+    def begin(self, drawn: list[tuple[Any, Any, bool, bool]]) -> None:
+        for limit, escapes, wipe, entered in drawn:
             parent = self.current
             if entered:
-                tick = arena.tick(limit=limit, escapes=escapes)
+                tick = arena.tick(limit=limit, escapes=escapes, wipe=wipe)
                 assert not tick.open
                 tick.__enter__()
             else:
-                tick = arena.begin("model", limit=limit, escapes=escapes)
+                tick = arena.begin("model", limit=limit, escapes=escapes, wipe=wipe)
             exact = {"64 KiB": 64 << 10, "5 MiB": 5 << 20}.get(limit, limit)
             assert tick.limit == exact
             assert all(tick.number > other.number for other in self.open)
             self.last = Model(tick, parent, exact, escapes == "raise", tick.number)
             self.open.append(self.last)
+            if parent is not None:
+                parent.inside.append(self.last)
             self.the_current_tick_is_the_nearest_one_that_is_open()
 
     @precondition(lambda self: self.open)
@@ -267,6 +283,7 @@ class TickMachine(RuleBasedStateMachine):
         """End any open tick: its cleanups run, last in first out, and only its own memory goes."""
         called, model = self.choose(pick)
         tick = model.tick
+        model.ending = True
         self.ran.clear()
         self.wrong.clear()
         expected = [label for _, label in reversed(model.cleanups)]
@@ -382,9 +399,14 @@ class TickMachine(RuleBasedStateMachine):
             for thing in model.things[:1]:
                 self.look_at(thing, 0, len(thing.content), "memoryview")
         elif does == "nested":
+            around = self.current
             with arena.tick("in a cleanup") as inner:
                 assert arena.current() is inner
-                assert bytes(inner.strdup("inner")) == b"inner"
+                if around is None or around.fits(5):
+                    assert bytes(inner.strdup("inner")) == b"inner"
+                else:
+                    with pytest.raises(arena.LimitError):
+                        inner.strdup("inner")
         elif does == "elsewhere":
             current = arena.current()
             assert current is not tick
@@ -930,7 +952,7 @@ class TickMachine(RuleBasedStateMachine):
         for model in self.open:
             assert model.tick.open
             assert model.tick.used == model.used
-            assert model.limit is None or model.used <= model.limit
+            assert model.limit is None or model.held <= model.limit
         escaped = {
             view.thing
             for view in self.views

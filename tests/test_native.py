@@ -62,8 +62,9 @@ def test_the_structs_are_those_of_the_headers() -> None:
 
 
 def test_codes_have_texts() -> None:
-    texts = {ffi.string(lib.arena_strerror(getattr(lib, name))) for name in CONSTANTS}
-    assert len(texts) == len(CONSTANTS) == 7
+    codes = [getattr(lib, name) for name in CONSTANTS if not name.startswith("ARENA_DEBUG")]
+    texts = {ffi.string(lib.arena_strerror(code)) for code in codes}
+    assert len(texts) == len(codes) == 7
     assert ffi.string(lib.arena_strerror(12345)) == b"unknown code"
 
 

@@ -25,7 +25,7 @@ void arena_py_raise_thread(Scope *scope, const char *what) {
 
 /* For a tick that is not open, or not this thread's. */
 void arena_py_raise_state(Scope *scope) {
-    if (scope->tick.state == ARENA__ENDED) {
+    if (arena__state(&scope->tick) == ARENA__ENDED) {
         arena_py_raise(ARENA_E_ENDED, scope, 0);
     } else if (!arena_py_scope_mine(scope)) {
         arena_py_raise(ARENA_E_THREAD, scope, 0);
@@ -49,7 +49,7 @@ void arena_py_raise_unusable_as(Handle *handle, PyObject *stale) {
         PyErr_Format(stale, "this %s of %zu bytes was freed", kind, size);
         return;
     }
-    if (scope->tick.state != ARENA__ENDED) {
+    if (arena__state(&scope->tick) != ARENA__ENDED) {
         arena_py_raise_thread(scope, "scratch of ");
         return;
     }
@@ -62,8 +62,40 @@ void arena_py_raise_unusable_as(Handle *handle, PyObject *stale) {
     Py_DECREF(which);
 }
 
+/* Whose limit it was, and who asked: the core has noted it. */
+static void raise_limit(Scope *scope, size_t requested) {
+    const arena_tick *by = arena__self.refusal.by;
+    size_t used = arena__self.refusal.used, limit = arena__self.refusal.limit;
+    PyObject *asking = scope ? arena_py_describe(scope) : PyUnicode_FromString("a persist call");
+    PyObject *whose = NULL;
+    if (by && by->detached) /* a tick of ours lies in its scope */
+        whose = arena_py_describe((Scope *)((uintptr_t)by - offsetof(Scope, tick)));
+    else if (by)
+        whose = PyUnicode_FromFormat("tick '%s' (number %llu)", arena_name(by),
+                                     (unsigned long long)arena_number(by));
+    if (asking && by && scope && by == &scope->tick)
+        PyErr_Format(arena_py_lent.LimitError,
+                     "%U would pass its limit: %zu bytes requested, %zu used, %zu allowed", asking,
+                     requested, used, limit);
+    else if (asking && whose)
+        PyErr_Format(arena_py_lent.LimitError,
+                     "%U would pass its limit: %zu bytes requested by %U, %zu used, %zu allowed",
+                     whose, requested, asking, used, limit);
+    else if (asking && !by)
+        PyErr_Format(arena_py_lent.LimitError,
+                     "the process would pass its limit (arena.set_limit()): %zu bytes requested by "
+                     "%U, %zu used, %zu allowed",
+                     requested, asking, used, limit);
+    Py_XDECREF(asking);
+    Py_XDECREF(whose);
+}
+
 /* `requested` matters for ARENA_E_LIMIT only. */
 void arena_py_raise(int code, Scope *scope, size_t requested) {
+    if (code == ARENA_E_LIMIT) {
+        raise_limit(scope, requested);
+        return;
+    }
     if (code == ARENA_E_NOMEM || !scope) {
         if (code == ARENA_E_NOMEM)
             PyErr_NoMemory();
@@ -78,11 +110,6 @@ void arena_py_raise(int code, Scope *scope, size_t requested) {
     PyObject *which = arena_py_describe(scope);
     if (!which) return;
     switch (code) {
-    case ARENA_E_LIMIT:
-        PyErr_Format(arena_py_lent.LimitError,
-                     "%U would pass its limit: %zu bytes requested, %zu used, %zu allowed", which,
-                     requested, arena__used(&scope->tick), scope->tick.limit);
-        break;
     case ARENA_E_ENDED:
         PyErr_Format(arena_py_lent.TickError, "%U has ended already", which);
         break;

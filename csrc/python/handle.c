@@ -57,7 +57,7 @@ static const char *kind_of(PyObject *self) {
 static PyObject *where(Handle *handle) {
     if (!handle->scope) return PyUnicode_FromString(handle->freed ? "freed" : "persisted");
     PyObject *which = arena_py_describe(handle->scope);
-    if (!which || handle->scope->tick.state != ARENA__ENDED) return which;
+    if (!which || arena__state(&handle->scope->tick) != ARENA__ENDED) return which;
     PyObject *text = PyUnicode_FromFormat("stale: %U has ended", which);
     Py_DECREF(which);
     return text;
@@ -334,7 +334,7 @@ PyObject *arena_py_handle_reduce(PyObject *self, PyObject *protocol) {
 PyObject *arena_py_handle_stale(PyObject *self, void *unused) {
     (void)unused;
     const Handle *handle = (Handle *)self;
-    return PyBool_FromLong(handle->scope ? handle->scope->tick.state == ARENA__ENDED
+    return PyBool_FromLong(handle->scope ? arena__state(&handle->scope->tick) == ARENA__ENDED
                                          : handle->freed);
 }
 

@@ -121,6 +121,26 @@ static PyObject *mod_strbuf_persist(PyObject *unused, PyObject *const *args, Py_
     return arena_py_strbuf_new(NULL, initial);
 }
 
+/* Returns the limit before. */
+static PyObject *set_limit(PyObject *unused, PyObject *limit) {
+    (void)unused;
+    size_t bytes;
+    arena_stats before;
+    if (arena_py_limit(limit, &bytes) < 0) return NULL;
+    arena_stats_get(&before);
+    if (arena__process_limit(bytes, true) != ARENA_OK) {
+        arena_stats_get(&before);
+        PyErr_Format(PyExc_ValueError,
+                     "the limit of the process cannot be %zu bytes: it holds %llu of scratch, %llu "
+                     "persisted and %llu of strays already; free some first",
+                     bytes, (unsigned long long)before.scratch, (unsigned long long)before.persisted,
+                     (unsigned long long)before.strays);
+        return NULL;
+    }
+    if (before.limit == UINT64_MAX) Py_RETURN_NONE;
+    return PyLong_FromUnsignedLongLong(before.limit);
+}
+
 /* For Store. Keys are exactly str, so that nothing in here runs Python code. */
 static PyObject *swap(PyObject *unused, PyObject *const *args, Py_ssize_t count) {
     (void)unused;
@@ -140,14 +160,15 @@ static PyObject *swap(PyObject *unused, PyObject *const *args, Py_ssize_t count)
 
 static PyMethodDef functions[] = {
     {"tick", FAST(mod_tick), METH_FASTCALL | METH_KEYWORDS,
-     "tick(name=None, *, limit=None, escapes='allow')\n--\n\n"
+     "tick(name=None, *, limit=None, escapes='allow', wipe=False)\n--\n\n"
      "A tick to open with `with`, or a decorator of def and async def functions.\n\n"
-     "`limit` is the most bytes that it may hold, as an int or as \"64 MiB\": exact to the byte, a\n"
-     "StrBuf by its length. `escapes=\"raise\"` makes the end raise EscapeError when live views pin\n"
-     "memory. Each tick opens once; it belongs to the thread that opens it. Raises TypeError,\n"
-     "ValueError. C: arena_begin, arena_limit."},
+     "`limit` is the most bytes that it and the ticks inside of it may hold, as an int or as\n"
+     "\"64 MiB\": exact to the byte, a StrBuf by its length. `escapes=\"raise\"` makes the end raise\n"
+     "EscapeError when live views pin memory. `wipe=True` zeroes all its memory at the end; what a\n"
+     "view pins, when the last view dies. Each tick opens once; it belongs to the thread that opens\n"
+     "it. Raises TypeError, ValueError. C: arena_begin, arena_limit, arena_wipe."},
     {"begin", FAST(mod_begin), METH_FASTCALL | METH_KEYWORDS,
-     "begin(name=None, *, limit=None, escapes='allow')\n--\n\n"
+     "begin(name=None, *, limit=None, escapes='allow', wipe=False)\n--\n\n"
      "Open a tick at once; end it with its end(). Keep what this returns: a tick that nobody holds\n"
      "is ended with a ResourceWarning. Arguments and errors as tick(). C: arena_begin."},
     {"end", mod_end, METH_NOARGS,
@@ -187,6 +208,13 @@ static PyMethodDef functions[] = {
      "Copy a handle out of its tick, as its persist(); a str or a bytes-like object becomes a Str.\n"
      "Raises StaleError, WrongThreadError, MemoryError, TypeError, UnicodeEncodeError. What it\n"
      "returns may be used by any thread. C: arena_memdup_persist."},
+    {"set_limit", set_limit, METH_O,
+     "set_limit(limit, /)\n--\n\n"
+     "Set the most bytes that the process may hold: an int, \"1 GiB\", or None for no limit. Exact to\n"
+     "the byte: what is asked for in open ticks of all threads, persisted memory and strays; pinned\n"
+     "and cached chunks are not in it. What would pass it raises LimitError. Returns the limit\n"
+     "before, or None. Any thread may call it. Raises TypeError, and ValueError when more is held\n"
+     "already. C: arena_process_limit."},
     {"_swap", FAST(swap), METH_FASTCALL,
      "_swap(values, key, value, /)\n--\n\n"
      "Put a value into a dict and return the one it replaces, or None: one step for other threads."},

@@ -32,6 +32,7 @@ struct Tick {
     PyObject *cleanups; /* owned: list of (fn, args, kwargs), or NULL */
     size_t limit;
     bool raise_escapes;
+    bool wipe;
     bool seen_by_gc; /* the collector has marked it as finalized: its memory is not reused */
 };
 
@@ -68,17 +69,17 @@ extern struct arena_py_lent {
     PyObject *ArenaError, *StaleError, *ClosedError, *TickError, *WrongThreadError, *LimitError, *EscapeError;
     PyObject *thread_label; /* (ident) -> str */
     PyObject *settle;       /* (tick, failures, escape, body) -> exception or None */
-    PyObject *decorate;     /* (fn, name, limit, escapes) -> fn */
+    PyObject *decorate;     /* (fn, name, options) -> fn */
     PyObject *is_finalizing;
 } arena_py_lent;
 
 /* scope.c */
 int arena_py_scope_setup(void);
-Scope *arena_py_scope_begin(Tick *face, PyObject *name, size_t limit);
+Scope *arena_py_scope_begin(Tick *face, PyObject *name);
 Scope *arena_py_scope_current(void);
 Scope *arena_py_scope_needed(void);
 static inline bool arena_py_scope_mine(const Scope *scope) {
-    return scope->tick.owner == arena__tid();
+    return ARENA__LOAD(scope->tick.owner) == arena__tid();
 }
 
 /* errors.c: the one place that turns a code into an exception. */
@@ -103,7 +104,7 @@ typedef struct Span {
 static inline bool arena_py_usable(const Handle *handle) {
     const Scope *scope = handle->scope;
     if (ARENA__LIKELY(scope != NULL))
-        return ARENA__LIKELY(scope->tick.state != ARENA__ENDED && arena_py_scope_mine(scope));
+        return ARENA__LIKELY(arena__state(&scope->tick) != ARENA__ENDED && arena_py_scope_mine(scope));
     return !handle->freed;
 }
 /* 0, or -1 with an exception. */

@@ -37,7 +37,7 @@ int arena_py_gil_held(void) {
 }
 
 static bool is_open_here(const Scope *scope) {
-    return scope->tick.state == ARENA__OPEN && arena_py_scope_mine(scope);
+    return arena__state(&scope->tick) == ARENA__OPEN && arena_py_scope_mine(scope);
 }
 
 /* Lets go of the ended scopes around this one: what is over is looked at once, and ticks that
@@ -45,10 +45,11 @@ static bool is_open_here(const Scope *scope) {
  * Python code. */
 static void skip_ended(Scope *scope) {
     Scope *above = scope->parent, *kept = above;
-    while (kept && kept->tick.state == ARENA__ENDED) kept = kept->parent;
+    while (kept && arena__state(&kept->tick) == ARENA__ENDED) kept = kept->parent;
     if (kept == above) return;
     Py_XINCREF((PyObject *)kept);
     scope->parent = kept;
+    scope->tick.below = kept ? &kept->tick : NULL;
     Py_DECREF((PyObject *)above);
 }
 
@@ -61,7 +62,7 @@ Scope *arena_py_scope_current(void) {
         return NULL;
     }
     Scope *scope = Py_TYPE(value) == arena_py_Scope ? (Scope *)value : NULL;
-    if (scope && scope->tick.state == ARENA__ENDED) skip_ended(scope);
+    if (scope && arena__state(&scope->tick) == ARENA__ENDED) skip_ended(scope);
     while (scope && !is_open_here(scope)) scope = scope->parent;
     Py_DECREF(value); /* an open scope is kept by its tick, and so are those around it */
     return scope;
@@ -75,7 +76,7 @@ Scope *arena_py_scope_needed(void) {
     PyObject *value = PyObject_CallFunctionObjArgs(var_get, Py_None, NULL);
     if (!value) return NULL;
     Scope *last = Py_TYPE(value) == arena_py_Scope ? (Scope *)value : NULL;
-    if (last && last->tick.state != ARENA__ENDED) {
+    if (last && arena__state(&last->tick) != ARENA__ENDED) {
         PyObject *which = arena_py_describe(last);
         if (which && arena_py_scope_mine(last))
             PyErr_Format(arena_py_lent.TickError,
@@ -123,7 +124,7 @@ static Scope *scope_alloc(void) {
  *
  * The collector is held off while the variable is set. CPython 3.11 collects inside of allocations,
  * and what it finalizes may set the same variable: its tree would be freed while it is copied. */
-Scope *arena_py_scope_begin(Tick *face, PyObject *name, size_t limit) {
+Scope *arena_py_scope_begin(Tick *face, PyObject *name) {
     Scope *parent = arena_py_scope_current();
     if (!parent && PyErr_Occurred()) return NULL;
     Scope *scope = scope_alloc();
@@ -135,8 +136,9 @@ Scope *arena_py_scope_begin(Tick *face, PyObject *name, size_t limit) {
     Py_XINCREF(name);
     scope->name = name;
     scope->thread = PyThread_get_thread_ident();
-    arena__tick_open(&scope->tick);
-    if (limit != ARENA__UNLIMITED) (void)arena_limit(&scope->tick, limit);
+    arena__tick_open(&scope->tick, parent ? &parent->tick : NULL);
+    if (face->limit != ARENA__UNLIMITED) (void)arena_limit(&scope->tick, face->limit);
+    scope->tick.wipe = face->wipe;
 
     int collects = PyGC_Disable();
     PyObject *token = fast_set ? fast_set(variable, (PyObject *)scope)
@@ -159,7 +161,9 @@ static void scope_dealloc(PyObject *self) {
     while (scope) {
         Scope *parent = scope->parent;
         PyObject *name = scope->name;
-        if (scope->tick.state != ARENA__ENDED) (void)arena__tick_close(&scope->tick);
+        /* Of another thread: also when it has ended. Its sweep may be at it. */
+        if (arena__state(&scope->tick) != ARENA__ENDED || !arena_py_scope_mine(scope))
+            (void)arena__tick_close(&scope->tick);
         if (spare_count < SPARES)
             spares[spare_count++] = scope;
         else

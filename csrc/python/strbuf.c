@@ -6,7 +6,7 @@ PyTypeObject *arena_py_StrBuf;
 static ARENA__NOINLINE void raise_fixed(StrBuf *self) {
     if (!arena_py_usable((Handle *)self))
         arena_py_raise_unusable((Handle *)self);
-    else if (self->scope && self->scope->tick.state == ARENA__ENDING)
+    else if (self->scope && arena__state(&self->scope->tick) == ARENA__ENDING)
         arena_py_raise(ARENA_E_ENDING, self->scope, 0);
     else
         PyErr_Format(PyExc_BufferError,
@@ -16,7 +16,7 @@ static ARENA__NOINLINE void raise_fixed(StrBuf *self) {
 
 static inline bool may_resize(const StrBuf *self) {
     const Scope *scope = self->scope;
-    bool open = scope ? scope->tick.state == ARENA__OPEN && arena_py_scope_mine(scope)
+    bool open = scope ? arena__state(&scope->tick) == ARENA__OPEN && arena_py_scope_mine(scope)
                       : !self->freed;
     return ARENA__LIKELY(open && !self->exports);
 }

@@ -18,7 +18,7 @@ static Tick *tick_alloc(void) {
     tick->name = NULL;
     tick->cleanups = NULL;
     tick->limit = ARENA__UNLIMITED;
-    tick->raise_escapes = false;
+    tick->raise_escapes = tick->wipe = false;
     tick->seen_by_gc = false;
     PyObject_GC_Track(tick);
     return tick;
@@ -37,6 +37,15 @@ static int set_escapes(Tick *tick, PyObject *value) {
     return -1;
 }
 
+static int set_wipe(Tick *tick, PyObject *value) {
+    if (!PyBool_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "wipe is True or False, not %R", value);
+        return -1;
+    }
+    tick->wipe = value == Py_True;
+    return 0;
+}
+
 static int set_name(Tick *tick, PyObject *value) {
     if (value == Py_None) return 0;
     if (!PyUnicode_Check(value)) {
@@ -53,8 +62,8 @@ static int set_name(Tick *tick, PyObject *value) {
 static int set_options(Tick *tick, PyObject *const *args, Py_ssize_t count, PyObject *names) {
     if (count > 1) {
         PyErr_Format(PyExc_TypeError,
-                     "a tick takes 1 positional argument, its name (%zd given): limit= and "
-                     "escapes= go by name",
+                     "a tick takes 1 positional argument, its name (%zd given): limit=, escapes= "
+                     "and wipe= go by name",
                      count);
         return -1;
     }
@@ -67,6 +76,8 @@ static int set_options(Tick *tick, PyObject *const *args, Py_ssize_t count, PyOb
             failed = arena_py_limit(value, &tick->limit);
         } else if (PyUnicode_CompareWithASCIIString(key, "escapes") == 0) {
             failed = set_escapes(tick, value);
+        } else if (PyUnicode_CompareWithASCIIString(key, "wipe") == 0) {
+            failed = set_wipe(tick, value);
         } else if (PyUnicode_CompareWithASCIIString(key, "name") == 0 && !count) {
             failed = set_name(tick, value);
         } else {
@@ -78,6 +89,18 @@ static int set_options(Tick *tick, PyObject *const *args, Py_ssize_t count, PyOb
     return 0;
 }
 
+/* A function that opens a tick like this one around each call. */
+static PyObject *decorate(Tick *tick, PyObject *fn) {
+    PyObject *limit = tick->limit == ARENA__UNLIMITED ? Py_NewRef(Py_None)
+                                                      : PyLong_FromSize_t(tick->limit);
+    if (!limit) return NULL;
+    PyObject *decorated = PyObject_CallFunction(
+        arena_py_lent.decorate, "OO{sOsssO}", fn, tick->name ? tick->name : Py_None, "limit", limit,
+        "escapes", tick->raise_escapes ? "raise" : "allow", "wipe", tick->wipe ? Py_True : Py_False);
+    Py_DECREF(limit);
+    return decorated;
+}
+
 PyObject *arena_py_tick_new(PyObject *const *args, Py_ssize_t count, PyObject *names) {
     Tick *tick = tick_alloc();
     if (!tick) return NULL;
@@ -85,9 +108,9 @@ PyObject *arena_py_tick_new(PyObject *const *args, Py_ssize_t count, PyObject *n
     /* @arena.tick with no parentheses. A classmethod is no callable, and deserves its message. */
     if (count == 1 && !names && !PyUnicode_Check(args[0]) &&
         (PyCallable_Check(args[0]) || PyObject_HasAttrString(args[0], "__func__"))) {
+        PyObject *fn = decorate(tick, args[0]);
         Py_DECREF(tick);
-        return PyObject_CallFunction(arena_py_lent.decorate, "OOOs", args[0], Py_None, Py_None,
-                                     "allow");
+        return fn;
     }
     if (set_options(tick, args, count, names) < 0) {
         Py_DECREF(tick);
@@ -105,7 +128,7 @@ int arena_py_tick_begin(Tick *tick) {
         Py_XDECREF(which);
         return -1;
     }
-    Scope *scope = arena_py_scope_begin(tick, tick->name, tick->limit);
+    Scope *scope = arena_py_scope_begin(tick, tick->name);
     if (!scope) return -1;
     tick->scope = scope;
     return 0;
@@ -151,12 +174,13 @@ static PyObject *run_cleanups(Tick *tick) {
 
 /* Cleanups, then the memory. Returns how many chunks views have pinned. */
 static size_t finish(Tick *tick, PyObject **failures) {
+    arena_tick *core = &tick->scope->tick;
     *failures = NULL;
     if (ARENA__UNLIKELY(tick->cleanups != NULL)) {
-        arena__tick_ending(&tick->scope->tick);
+        if (arena__state(core) == ARENA__OPEN) arena__tick_ending(core);
         *failures = run_cleanups(tick);
     }
-    return arena__tick_close(&tick->scope->tick);
+    return arena__state(core) == ARENA__ENDED ? 0 : arena__tick_close(core);
 }
 
 /* What went wrong at an end, beside the body's own exception (or NULL). */
@@ -185,7 +209,7 @@ static ARENA__NOINLINE int settle(Tick *tick, PyObject *failures, size_t pinned,
 
 static bool is_open_here(const Tick *tick) {
     const Scope *scope = tick->scope;
-    return ARENA__LIKELY(scope && scope->tick.state == ARENA__OPEN && arena_py_scope_mine(scope));
+    return ARENA__LIKELY(scope && arena__state(&scope->tick) == ARENA__OPEN && arena_py_scope_mine(scope));
 }
 
 static void raise_not_open(Tick *tick) {
@@ -246,14 +270,7 @@ static PyObject *tick_call(PyObject *self, PyObject *args, PyObject *kwargs) {
                         "calling a tick decorates a function: @arena.tick(\"name\")");
         return NULL;
     }
-    PyObject *limit = tick->limit == ARENA__UNLIMITED ? Py_NewRef(Py_None)
-                                                      : PyLong_FromSize_t(tick->limit);
-    if (!limit) return NULL;
-    PyObject *name = tick->name ? tick->name : Py_None;
-    PyObject *fn = PyObject_CallFunction(arena_py_lent.decorate, "OOOs", PyTuple_GetItem(args, 0),
-                                         name, limit, tick->raise_escapes ? "raise" : "allow");
-    Py_DECREF(limit);
-    return fn;
+    return decorate(tick, PyTuple_GetItem(args, 0));
 }
 
 static PyObject *tick_alloc_block(PyObject *self, PyObject *size) {
@@ -339,7 +356,7 @@ static PyObject *get_number(PyObject *self, void *unused) {
 static PyObject *get_open(PyObject *self, void *unused) {
     (void)unused;
     Scope *scope = ((Tick *)self)->scope;
-    return PyBool_FromLong(scope && scope->tick.state == ARENA__OPEN);
+    return PyBool_FromLong(scope && arena__state(&scope->tick) == ARENA__OPEN);
 }
 
 static PyObject *get_used(PyObject *self, void *unused) {
@@ -355,6 +372,11 @@ static PyObject *get_limit(PyObject *self, void *unused) {
     return PyLong_FromSize_t(limit);
 }
 
+static PyObject *get_wipe(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(((Tick *)self)->wipe);
+}
+
 static PyObject *tick_repr(PyObject *self) {
     Tick *tick = (Tick *)self;
     if (!tick->scope)
@@ -362,11 +384,11 @@ static PyObject *tick_repr(PyObject *self) {
                           : PyUnicode_FromString("<arena.Tick, not begun>");
     PyObject *which = arena_py_describe(tick->scope), *text = NULL;
     if (!which) return NULL;
-    if (tick->scope->tick.state == ARENA__ENDED)
+    if (arena__state(&tick->scope->tick) == ARENA__ENDED)
         text = PyUnicode_FromFormat("<arena.Tick: %U, ended>", which);
     else
         text = PyUnicode_FromFormat("<arena.Tick: %U, %s, %zu bytes used>", which,
-                                    tick->scope->tick.state == ARENA__OPEN ? "open" : "ending",
+                                    arena__state(&tick->scope->tick) == ARENA__OPEN ? "open" : "ending",
                                     arena__used(&tick->scope->tick));
     Py_DECREF(which);
     return text;
@@ -391,7 +413,9 @@ static void end_forgotten(Tick *tick) {
     PyErr_Fetch(&type, &value, &traceback);
     PyObject *exiting = PyObject_CallNoArgs(arena_py_lent.is_finalizing);
     if (!exiting) PyErr_Clear();
-    bool quiet = !exiting || exiting == Py_True;
+    /* So too in the child of a fork, for a tick of a thread that is not there: its cleanups would
+     * undo what the parent still needs. */
+    bool quiet = !exiting || exiting == Py_True || arena__tick_left_behind(&tick->scope->tick);
     Py_XDECREF(exiting);
     if (quiet) Py_CLEAR(tick->cleanups);
     (void)finish(tick, &failures);
@@ -406,8 +430,11 @@ static void end_forgotten(Tick *tick) {
     PyErr_Restore(type, value, traceback);
 }
 
+/* Open, or with its memory swept away when its thread ended: the cleanups are still to be run. */
 static bool is_forgotten(const Tick *tick) {
-    return tick->scope && tick->scope->tick.state == ARENA__OPEN;
+    if (!tick->scope) return false;
+    uint8_t state = arena__state(&tick->scope->tick);
+    return state == ARENA__OPEN || (state == ARENA__ENDED && tick->cleanups != NULL);
 }
 
 /* Called by the collector only: a tick in a reference cycle with its own cleanups. */
@@ -485,7 +512,9 @@ static PyGetSetDef tick_getset[] = {
     {"used", get_used, NULL,
      "Bytes asked for now; a StrBuf counts by its length. Any thread may read it. C: arena_used.",
      NULL},
-    {"limit", get_limit, NULL, "The most bytes that it may hold, or None. C: arena_limit.", NULL},
+    {"limit", get_limit, NULL,
+     "The most bytes that it and the ticks inside of it may hold, or None. C: arena_limit.", NULL},
+    {"wipe", get_wipe, NULL, "True when all its memory is zeroed at the end. C: arena_wipe.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

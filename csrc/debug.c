@@ -1,0 +1,54 @@
+/* debug.c: the dial that makes C code which touches a dead tick show itself, at run time. What the
+ * flags do is in pages.c, where memory ends. */
+#include "internal.h"
+
+#include <stdlib.h>
+
+_Atomic int arena__debug_flags;
+bool arena__on_valgrind;
+
+static const struct {
+    const char *word;
+    int flag;
+} WORDS[] = {
+    {"fill", ARENA_DEBUG_FILL},
+    {"noreuse", ARENA_DEBUG_NOREUSE},
+    {"guard", ARENA_DEBUG_GUARD},
+};
+enum { COUNT = sizeof WORDS / sizeof *WORDS };
+
+int arena_debug_words(const char *words) {
+    int flags = 0;
+    if (!words) return 0;
+    while (*words) {
+        size_t length = strcspn(words, ","), i = 0;
+        while (i < COUNT &&
+               (strlen(WORDS[i].word) != length || memcmp(WORDS[i].word, words, length) != 0))
+            i++;
+        if (i == COUNT) return arena__fail(ARENA_E_INVALID);
+        flags |= WORDS[i].flag;
+        words += length;
+        if (*words == ',' && *++words == '\0') return arena__fail(ARENA_E_INVALID);
+    }
+    return flags;
+}
+
+int arena_debug_now(void) {
+    return ARENA__LOAD(arena__debug_flags);
+}
+
+int arena_debug(int flags) {
+    const int all = ARENA_DEBUG_FILL | ARENA_DEBUG_NOREUSE | ARENA_DEBUG_GUARD;
+    if (flags & ~all) return arena__fail(ARENA_E_INVALID);
+    /* What is cached was ended before: it is given back, and not used again. */
+    if (flags & (ARENA_DEBUG_NOREUSE | ARENA_DEBUG_GUARD)) (void)arena_trim(0);
+    return atomic_exchange(&arena__debug_flags, flags);
+}
+
+/* Before anybody can have begun a tick. A text that makes no sense turns nothing on: nobody is there
+ * to be told, and arena's Python side asks again and tells. */
+__attribute__((constructor)) static void set_up(void) {
+    arena__on_valgrind = arena__valgrind(ARENA__VG_RUNNING, 0, 0, 0, 0) != 0;
+    int flags = arena_debug_words(getenv("ARENA_DEBUG"));
+    if (flags > 0) ARENA__STORE(arena__debug_flags, flags);
+}
