@@ -70,13 +70,14 @@ bool arena__extend(arena_tick *tick, arena__chunk *chunk, void *data, size_t old
             tick->pos += span - old_span;
         }
     }
-    if (arena__checked()) arena__check_grown(tick, data, size);
+    if (arena__checked()) arena__check_grown(tick, data, old_size, size);
     return true;
 }
 
 /* Zeroes a fresh allocation, but not the pages that the system has just zeroed. */
 void arena__zero(arena__chunk *chunk, void *data, size_t size) {
     size_t start = (size_t)((char *)data - (char *)chunk);
+    if (arena__checked()) arena__check_open(data, size); /* and defined, also where nothing is set */
     if (start >= chunk->dirty) return;
     size_t dirty = chunk->dirty - start;
     memset(data, 0, size < dirty ? size : dirty);
@@ -126,7 +127,7 @@ void *arena_realloc(arena_tick *tick, void *old, size_t old_size, size_t size) {
     if (arena__claim(tick, size - old_size) != ARENA_OK) return NULL;
     arena__chunk *chunk = chunk_of(tick, old, old_size);
     bool fits = old_size && arena__round(size) == arena__round(old_size);
-    if (fits && arena__checked()) arena__check_grown(tick, old, size);
+    if (fits && arena__checked()) arena__check_grown(tick, old, old_size, size);
     if (!fits && (!chunk || !arena__extend(tick, chunk, old, old_size, size))) {
         arena__chunk *fresh;
         void *data = arena__take(tick, size, &fresh);

@@ -38,6 +38,7 @@ enum {
     ARENA__VG_POOL_FREE = 0x1306,
     ARENA__VG_POOL_CHANGE = 0x1309,
     ARENA__VG_NOACCESS = 0x4d430000, /* "MC" */
+    ARENA__VG_UNDEFINED = 0x4d430001,
     ARENA__VG_DEFINED = 0x4d430002
 };
 
@@ -111,13 +112,15 @@ static inline void arena__check_piece(const void *pool, const void *data, size_t
 }
 
 /* A piece has grown where it lies. */
-static inline void arena__check_grown(const void *pool, const void *data, size_t size) {
+static inline void arena__check_grown(const void *pool, const void *data, size_t old_size,
+                                      size_t size) {
 #ifdef ARENA__ASAN
     __asan_unpoison_memory_region(data, size);
 #endif
-    if (arena__on_valgrind)
-        arena__valgrind(ARENA__VG_POOL_CHANGE, (uintptr_t)pool, (uintptr_t)data, (uintptr_t)data,
-                        size);
+    if (!arena__on_valgrind) return;
+    arena__valgrind(ARENA__VG_POOL_CHANGE, (uintptr_t)pool, (uintptr_t)data, (uintptr_t)data, size);
+    if (size > old_size)
+        arena__valgrind(ARENA__VG_UNDEFINED, (uintptr_t)data + old_size, size - old_size, 0, 0);
 }
 
 /* A piece goes before its tick does. */

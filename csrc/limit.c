@@ -137,6 +137,13 @@ void arena__refund_persist(size_t size) {
     ARENA__SUB(held, size);
 }
 
+/* In the child of a fork, where another thread may have been between two of these steps. */
+void arena__held_forked(size_t strict) {
+    arena_stats now = {0};
+    arena__persist_stats(&now);
+    ARENA__STORE(held, strict + now.persisted + now.strays);
+}
+
 int arena_limit(arena_tick *tick, size_t bytes) {
     tick = arena__pick(tick);
     if (!tick) return arena__fail(ARENA_E_ENDED);

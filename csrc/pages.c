@@ -91,14 +91,18 @@ static void forked(void) {
     arena__unlock();
     arena__sweep(arena__self.id, true);
     arena__ticks_forked();
-    /* Another thread may have been half way through taking or giving back a chunk. */
+    /* Another thread may have been half way through taking or giving back: all is counted anew. */
+    size_t strict = 0;
     pages.chunks = 0;
     memset(pages.in_use, 0, sizeof pages.in_use);
-    for (const arena_tick *tick = pages.open; tick; tick = tick->open_next)
+    for (const arena_tick *tick = pages.open; tick; tick = tick->open_next) {
+        if (tick->strict) strict += arena__used(tick);
         for (const arena__chunk *chunk = tick->chunks; chunk; chunk = chunk->next) {
             pages.chunks += chunk->size;
             if (chunk->klass < ARENA__CLASSES) pages.in_use[chunk->klass]++;
         }
+    }
+    arena__held_forked(strict);
 }
 
 __attribute__((constructor)) static void set_up(void) {
@@ -348,7 +352,10 @@ arena__chunk *arena__chunk_resize(arena_tick *tick, arena__chunk *chunk, size_t 
     }
     arena__unlock();
     arena__chunk *now = moved ? moved : chunk;
-    if (arena__checked()) arena__check_piece(tick, body_of(now), now->size - ARENA__HEAD);
+    if (arena__checked()) {
+        arena__check_piece(tick, body_of(now), now->size - ARENA__HEAD);
+        arena__check_open(body_of(now), old_size - ARENA__HEAD); /* what it holds is defined */
+    }
     return moved;
 }
 
@@ -396,9 +403,8 @@ static arena__chunk *let_go_all(arena__chunk *chunks) {
  * to nobody until the last view dies. Returns how many were pinned. */
 size_t arena__chunks_return(arena_tick *tick) {
     size_t pinned;
-    if (tick->current) tick->current->extent = (size_t)(tick->pos - (char *)tick->current);
-
     arena__lock();
+    if (tick->current) tick->current->extent = (size_t)(tick->pos - (char *)tick->current);
     arena__chunk *rest = surrender(tick, &pinned);
     if (ARENA__UNLIKELY(scrubs(tick))) {
         arena__unlock();
@@ -411,28 +417,46 @@ size_t arena__chunks_return(arena_tick *tick) {
     return pinned;
 }
 
+/* Under the lock: ends a tick that its own thread does not end, all in one step, so that a sweep and
+ * whoever lets go of the record never both do it. Its chunks go to the batch. */
+static arena__chunk *take_away(arena_tick *tick, bool scrubbed, arena__chunk *batch) {
+    size_t pinned;
+    if (arena__state(tick) == ARENA__ENDED) return batch;
+    if (tick->current) tick->current->extent = tick->current->size; /* at the most */
+    for (arena__chunk *rest = surrender(tick, &pinned), *next; rest; rest = next) {
+        next = rest->next;
+        leave_use(rest);
+        if (scrubbed && scrubs(tick)) scrub(rest, tick->wipe);
+        rest->next = batch;
+        batch = rest;
+    }
+    arena__tick_taken(tick);
+    return batch;
+}
+
 /* Takes the memory of the ticks that nobody can end any more: those of a thread that is about to
- * end (others == false), or in the child of a fork those of the threads that are not there. They
- * belong to the Python types, which find them ended; until they look, nobody else touches them, so
- * each is dealt with under one hold of the lock. */
+ * end (others == false), or in the child of a fork those of the threads that are not there. Their
+ * records belong to the Python types, which find them ended. */
 void arena__sweep(uint64_t owner, bool others) {
     arena__chunk *batch = NULL;
     arena__lock();
     for (arena_tick *tick = pages.open, *next; tick; tick = next) {
         next = tick->open_next;
-        if ((ARENA__LOAD(tick->owner) == owner) == others) continue;
-        size_t pinned;
-        if (tick->current) tick->current->extent = tick->current->size; /* at the most */
-        arena__settle_held(tick);
-        for (arena__chunk *rest = surrender(tick, &pinned), *after; rest; rest = after) {
-            after = rest->next;
-            leave_use(rest);
-            if (tick->wipe && !others) scrub(rest, true);
-            rest->next = batch;
-            batch = rest;
+        if ((ARENA__LOAD(tick->owner) == owner) != others) {
+            arena__settle_held(tick);
+            batch = take_away(tick, !others, batch);
         }
-        arena__tick_swept(tick);
     }
+    arena__unlock();
+    batch_discard(batch);
+}
+
+/* The end of a tick whose object has gone in another thread than its own. That thread may be
+ * sweeping at this moment: when this returns, it has let go of the record. */
+void arena__close_foreign(arena_tick *tick) {
+    arena__lock();
+    if (arena__state(tick) != ARENA__ENDED) arena__settle(tick);
+    arena__chunk *batch = take_away(tick, true, NULL);
     arena__unlock();
     batch_discard(batch);
 }

@@ -46,9 +46,10 @@ static int grow_scratch(arena_strbuf *buf, size_t cap) {
     char *data = arena__take(tick, cap + 1, &chunk);
     if (!data) return arena__fail(ARENA_E_NOMEM);
     if (chunk->alone) { /* all of it is this string's */
+        size_t asked = cap + 1;
         chunk->extent = chunk->size;
         cap = chunk->size - ARENA__HEAD - 1;
-        if (arena__checked()) arena__check_grown(tick, data, cap + 1);
+        if (arena__checked()) arena__check_grown(tick, data, asked, cap + 1);
     }
     data[0] = '\0';
     if (buf->data) {
@@ -76,8 +77,8 @@ int arena__strbuf_grow(arena_strbuf *buf, size_t extra) {
     }
     if (cap < need) cap = need;
     int code = buf->tick ? grow_scratch(buf, cap) : grow_persisted(buf, cap);
-    /* Doubling may be what did not fit; what was asked for still may. */
-    if (code == ARENA_E_NOMEM && cap > need)
+    /* Room to grow may be what did not fit; what was asked for still may. */
+    if (code != ARENA_OK && cap > need)
         code = buf->tick ? grow_scratch(buf, need) : grow_persisted(buf, need);
     return code;
 }

@@ -113,17 +113,6 @@ static void shut(arena_tick *tick) {
     ARENA__STORE(tick->top, (size_t)0);
 }
 
-/* A tick whose object has gone in another thread than its own, which may be sweeping at this moment:
- * whoever sets the state counts, and the lock is taken in any case, to wait for the sweep. */
-static ARENA__NOINLINE size_t close_foreign(arena_tick *tick) {
-    bool mine = atomic_exchange(&tick->state, ARENA__ENDED) != ARENA__ENDED;
-    if (mine) arena__settle(tick);
-    size_t pinned = arena__chunks_return(tick);
-    shut(tick);
-    if (mine && !arena__tick_left_behind(tick)) ARENA__ADD(ticks_ended, 1);
-    return pinned;
-}
-
 /* Runs the cleanups and gives the memory back. Returns how many chunks live views have pinned. */
 size_t arena__tick_close(arena_tick *tick) {
     size_t pinned = 0;
@@ -133,8 +122,13 @@ size_t arena__tick_close(arena_tick *tick) {
             tick->cleanups = next->next;
             next->fn(next->arg);
         }
+        /* What they left open may have cleanups that look at this tick's memory. */
+        while (!tick->detached && arena__self.top != tick) (void)arena_end(arena__self.top);
     }
-    if (ARENA__UNLIKELY(ARENA__LOAD(tick->owner) != arena__self.id)) return close_foreign(tick);
+    if (ARENA__UNLIKELY(ARENA__LOAD(tick->owner) != arena__self.id)) {
+        arena__close_foreign(tick);
+        return 0;
+    }
     if (tick->strict) arena__settle(tick);
     if (tick->chunks) pinned = arena__chunks_return(tick);
     shut(tick);
@@ -144,10 +138,11 @@ size_t arena__tick_close(arena_tick *tick) {
     return pinned;
 }
 
-/* By arena__sweep, under the lock. */
-void arena__tick_swept(arena_tick *tick) {
+/* By pages.c, under the lock: the tick has ended without its thread. */
+void arena__tick_taken(arena_tick *tick) {
     shut(tick);
-    if (atomic_exchange(&tick->state, ARENA__ENDED) != ARENA__ENDED) ARENA__ADD(ticks_ended, 1);
+    ARENA__STORE(tick->state, ARENA__ENDED);
+    if (!arena__tick_left_behind(tick)) ARENA__ADD(ticks_ended, 1);
 }
 
 /* In the child of a fork: whether the tick belongs to a thread that is not there. */
@@ -194,7 +189,6 @@ int arena_end(arena_tick *tick) {
     for (arena_tick *inner = NULL; inner != tick;) {
         inner = arena__self.top;
         (void)arena__tick_close(inner); /* a cleanup may begin and end ticks of its own */
-        while (arena__self.top != inner) (void)arena_end(arena__self.top);
         arena__self.top = inner->below;
         inner->below = arena__self.free;
         arena__self.free = inner;

@@ -76,9 +76,9 @@ class Model:
     def fits(self, size: int) -> bool:
         around: Model | None = self
         while around is not None:
-            if around.open and not around.ending and around.limit is not None:
-                if around.held + size > around.limit:
-                    return False
+            counts = around.open and not around.ending and around.limit is not None
+            if counts and around.held + size > (around.limit or 0):
+                return False
             around = around.parent
         return True
 

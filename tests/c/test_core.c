@@ -3,30 +3,13 @@
  * Each check is of the public API's contract, except where the core is made to fail by giving it an
  * operating system of the test's own (arena__system).
  */
-#include "../../csrc/internal.h"
+#include "check.h"
 
-#include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(condition)                                                                          \
-    do {                                                                                          \
-        if (!(condition)) {                                                                       \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                       \
-            exit(1);                                                                              \
-        }                                                                                         \
-    } while (0)
-
 static volatile size_t huge = SIZE_MAX; /* the compiler refuses to see such a size */
-
-static arena_stats stats(void) {
-    arena_stats s;
-    arena_stats_get(&s);
-    return s;
-}
 
 static void test_allocations_are_aligned_distinct_and_zeroed(void) {
     static const size_t sizes[] = {0,     1,     15,     16,     17,        4096,          16384,
@@ -94,6 +77,28 @@ static void test_cleanups_run_last_in_first_out_and_cannot_touch_their_tick(void
     CHECK(arena_end(t) == ARENA_OK && ran == 1);
     CHECK(arena_current() == NULL && stats().ticks_open == 0);
     CHECK(arena_cleanup(NULL, note, NULL) == ARENA_E_ENDED);
+}
+
+static char *outer_text;
+static void reads_outer(void *arg) {
+    (void)arg;
+    order[ran++] = outer_text[5 << 20];
+}
+static void leaves_open(void *arg) {
+    (void)arg;
+    arena_tick *own = arena_begin("left open, with a cleanup of its own");
+    CHECK(arena_cleanup(own, reads_outer, NULL) == ARENA_OK);
+}
+
+static void test_what_cleanups_leave_open_ends_before_their_ticks_memory_goes(void) {
+    ran = 0;
+    arena_tick *t = arena_begin("outer");
+    outer_text = arena_alloc(t, 6 << 20); /* of its own mapping: it would be gone */
+    memset(outer_text, 'x', 6 << 20);
+    CHECK(arena_cleanup(t, note, (void *)2) == ARENA_OK);
+    CHECK(arena_cleanup(t, leaves_open, NULL) == ARENA_OK);
+    CHECK(arena_end(t) == ARENA_OK);
+    CHECK(ran == 2 && order[0] == 2 && order[1] == 'x' && stats().ticks_open == 0);
 }
 
 static void test_limits_are_exact(void) {
@@ -320,6 +325,129 @@ static void test_no_memory_at_any_mapping_leaves_all_as_it_was(void) {
     CHECK(failures > 200);
 }
 
+static void *(*real_resize)(void *, size_t);
+static void *failing_resize(void *old, size_t size) {
+    return left-- > 0 ? real_resize(old, size) : NULL;
+}
+static bool (*real_seal)(void *, size_t);
+static bool failing_seal(void *start, size_t size) {
+    return left-- > 0 && real_seal(start, size);
+}
+
+/* Everything that allocates, once. Returns whether something failed. */
+static bool all_calls(void) {
+    arena_stats before = stats();
+    size_t used = 0, kept = 0, strays = 0;
+    bool failed = false;
+#define TRY(call, then)                                                                           \
+    do {                                                                                          \
+        if ((call)) {                                                                             \
+            then;                                                                                 \
+        } else {                                                                                  \
+            failed = true;                                                                        \
+            CHECK(arena_error() == ARENA_E_NOMEM);                                                \
+        }                                                                                         \
+    } while (0)
+    char *p[6] = {0}, *q = NULL, *stray = NULL;
+    arena_strbuf *persisted = NULL, *text = NULL;
+    TRY(p[0] = arena_strdup_persist("kept"), kept += 5);
+    TRY(p[1] = arena_zalloc_persist(100), kept += 100);
+    TRY(p[2] = arena_printf_persist("%d", 12345), kept += 6);
+    TRY(persisted = arena_strbuf_new_persist(10), kept += sizeof *persisted + 11);
+    if (persisted)
+        for (int i = 0; i < 60; i++) {
+            size_t length = arena_strbuf_len(persisted);
+            TRY(arena_strbuf_puts(persisted, "0123456789") == ARENA_OK, length += 10);
+            CHECK(arena_strbuf_len(persisted) == length);
+        }
+    if (p[0]) TRY(q = arena_realloc_persist(p[0], 5000), (p[0] = q, kept += 4995));
+    if (p[0]) CHECK(!strcmp(p[0], "kept") && arena_size_persist(p[0]) == (q ? 5000 : 5));
+    TRY(stray = arena_strdup(NULL, "stray"), strays += 6);
+    arena_tick *t;
+    TRY(t = arena_begin("all"), (void)0);
+    if (t) {
+        TRY(arena_alloc(t, 1), used += 1);
+        TRY(arena_zalloc(t, 200000), used += 200000);
+        TRY(arena_alloc(t, 5 << 20), used += 5 << 20);
+        TRY(text = arena_strbuf_new(t, 100), (void)0);
+        for (int i = 0; text && i < 8; i++) {
+            char piece[40000];
+            memset(piece, 't', sizeof piece);
+            TRY(arena_strbuf_append(text, piece, sizeof piece) == ARENA_OK, used += sizeof piece);
+            for (size_t k = 0; k < arena_strbuf_len(text); k++)
+                CHECK(arena_strbuf_data(text)[k] == 't');
+        }
+        q = NULL;
+        TRY(q = arena_alloc(t, 10), used += 10);
+        if (q) TRY(q = arena_realloc(t, q, 10, 70000), used += 69990);
+        TRY(arena_cleanup(t, note, NULL) == ARENA_OK, (void)0);
+        CHECK(arena_used(t) == used && stats().scratch - before.scratch == used);
+    }
+    arena_stats now = stats();
+    if (persisted) { /* what a string holds is its capacity */
+        CHECK(now.persisted - before.persisted >= kept - 11);
+    } else {
+        CHECK(now.persisted - before.persisted == kept);
+    }
+    CHECK(now.strays - before.strays == strays);
+    ran = 0;
+    if (t) CHECK(arena_end(t) == ARENA_OK);
+    for (int i = 0; i < 6; i++) arena_free_persist(p[i]);
+    arena_free_persist(persisted), arena_free_persist(stray);
+    now = stats();
+    CHECK(now.scratch == before.scratch && now.chunks == before.chunks);
+    CHECK(now.persisted == before.persisted && now.persisted_count == before.persisted_count);
+    CHECK(now.strays == before.strays && now.strays_count == before.strays_count);
+    CHECK(now.ticks_open == before.ticks_open);
+    return failed;
+}
+
+/* The n-th call of the system fails, and only that one: for every n there is. */
+static int countdown;
+static bool fails_now(void) {
+    return countdown-- == 0;
+}
+static void *nth_map(size_t size) {
+    return fails_now() ? NULL : real_map(size);
+}
+static void *nth_remap(void *start, size_t old_size, size_t size) {
+    return fails_now() ? NULL : real_remap(start, old_size, size);
+}
+static void *nth_resize(void *old, size_t size) {
+    return fails_now() ? NULL : real_resize(old, size);
+}
+static bool nth_seal(void *start, size_t size) {
+    return !fails_now() && real_seal(start, size);
+}
+
+static void test_each_call_of_the_system_may_fail_in_turn(void) {
+    arena__os real = arena__system;
+    real_map = real.map, real_remap = real.remap, real_resize = real.resize, real_seal = real.seal;
+    for (int dial = 0; dial < 2; dial++) {
+        CHECK(arena_debug(dial ? ARENA_DEBUG_GUARD : 0) >= 0);
+        int n = 0, failures = 0;
+        for (bool reached = true; reached; n++) {
+            arena_trim(0);
+            countdown = n;
+            arena__system.map = nth_map, arena__system.remap = nth_remap;
+            arena__system.resize = nth_resize, arena__system.seal = nth_seal;
+            failures += all_calls();
+            arena__system = real;
+            reached = countdown < 0;
+        }
+        CHECK(n > 15 && failures > 8); /* not all: a remap that is refused is a copy */
+        for (int after = 0; after < n; after++) { /* and from the n-th on, all of them */
+            arena_trim(0);
+            left = after;
+            arena__system.map = failing_map, arena__system.remap = failing_remap;
+            arena__system.resize = failing_resize, arena__system.seal = failing_seal;
+            (void)all_calls();
+            arena__system = real;
+        }
+    }
+    CHECK(arena_debug(0) == ARENA_DEBUG_GUARD && !all_calls());
+}
+
 static void *other_thread(void *arg) {
     CHECK(arena_end(arg) == ARENA_E_THREAD);
     CHECK(arena_current() == NULL);
@@ -393,10 +521,10 @@ static void test_bad_arguments_are_codes(void) {
 
 int main(void) {
     setvbuf(stdout, NULL, _IONBF, 0); /* a forked child has nothing to print again */
-#define RUN(test) (test(), printf("ok %s\n", #test))
     RUN(test_allocations_are_aligned_distinct_and_zeroed);
     RUN(test_nesting_ends_the_inner_ticks_first);
     RUN(test_cleanups_run_last_in_first_out_and_cannot_touch_their_tick);
+    RUN(test_what_cleanups_leave_open_ends_before_their_ticks_memory_goes);
     RUN(test_limits_are_exact);
     RUN(test_strings_grow_in_place_or_move_and_take_parts_of_themselves);
     RUN(test_realloc_keeps_the_content);
@@ -406,6 +534,7 @@ int main(void) {
     RUN(test_many_requests_of_one_size_share_chunks);
     RUN(test_pins_hold_the_chunk_past_its_tick);
     RUN(test_no_memory_at_any_mapping_leaves_all_as_it_was);
+    RUN(test_each_call_of_the_system_may_fail_in_turn);
     RUN(test_threads_have_their_own_ticks_and_an_end_of_a_thread_ends_them);
     RUN(test_a_fork_while_another_thread_allocates_never_hangs_the_child);
     RUN(test_bad_arguments_are_codes);
