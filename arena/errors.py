@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 
 __all__ = [
@@ -49,6 +50,8 @@ def thread_label(ident: int) -> str:
     for thread in threading.enumerate():
         if thread.ident == ident:
             return f"{thread.name!r} (ident {ident})"
+    if ident in sys._current_frames():  # gevent's threading has other idents
+        return f"a thread without a name (ident {ident})"
     return f"a thread that has ended (ident {ident})"
 
 

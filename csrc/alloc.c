@@ -24,6 +24,12 @@ void *arena__take(arena_tick *tick, size_t size, arena__chunk **chunk) {
         size_t next = next_chunk(tick);
         bool alone = span > next / 4;
         arena__chunk *fresh = arena__chunk_get(tick, alone ? span : next - ARENA__HEAD, alone);
+        /* The growth may be what does not fit; what was asked for still may. */
+        if (!fresh && !alone && next > ARENA__CHUNK_MIN) {
+            next = ARENA__CHUNK_MIN;
+            while (next - ARENA__HEAD < span) next *= 2;
+            fresh = arena__chunk_get(tick, next - ARENA__HEAD, false);
+        }
         if (!fresh) return NULL;
         char *data = (char *)fresh + ARENA__HEAD;
         *chunk = fresh;

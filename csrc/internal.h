@@ -195,7 +195,9 @@ int arena__claim(arena_tick *tick, size_t size);
 void arena__refund(arena_tick *tick, size_t size);
 void arena__settle(arena_tick *tick);
 void arena__settle_held(const arena_tick *tick);
+void arena__set_room(arena_tick *tick, size_t top, size_t room);
 void arena__make_strict(arena_tick *tick);
+int arena__cap(arena_tick *tick, size_t bytes);
 int arena__claim_persist(size_t size);
 void arena__refund_persist(size_t size);
 void arena__held_forked(size_t strict);
@@ -258,9 +260,10 @@ static inline void arena__copy(char *to, const char *from, size_t size) {
     }
 }
 
-/* The fast path of an append: the bytes fit the capacity and the limit. */
+/* The fast path of an append: the bytes fit the capacity and the limit. No bytes go the slow way,
+ * which looks at the state. */
 static inline int arena__strbuf_append(arena_strbuf *buf, const void *data, size_t size) {
-    if (ARENA__LIKELY(size <= buf->cap - buf->len && buf->tick && size <= ARENA__LOAD(buf->tick->room)
+    if (ARENA__LIKELY(size - 1 < buf->cap - buf->len && buf->tick && size <= ARENA__LOAD(buf->tick->room)
                       && buf->data)) {
         char *at = buf->data + buf->len;
         arena__copy(at, data, size);

@@ -8,7 +8,7 @@
  * exact to the byte.
  *
  *   used    what a tick's callers asked for: top - room
- *   nested  what those of the ticks inside asked for, and still hold
+ *   nested  what those of the ticks inside asked for, and still hold; the tick is then strict too
  *   cap     the limit: used + nested <= cap
  *   held    in the process: by strict ticks, persisted memory and strays
  */
@@ -62,25 +62,32 @@ static arena_tick *beyond(const arena_tick *outer) {
     return next;
 }
 
+/* Both at once for whoever reads the counters, which look at the ticks that hold chunks. */
+void arena__set_room(arena_tick *tick, size_t top, size_t room) {
+    bool listed = tick->chunks != NULL;
+    if (listed) arena__lock();
+    ARENA__STORE(tick->top, top);
+    ARENA__STORE(tick->room, room);
+    if (listed) arena__unlock();
+}
+
 static void add_nested(const arena_tick *tick, size_t size) {
-    for (arena_tick *outer = around(tick); outer; outer = beyond(outer)) {
-        outer->nested += size;
-        if (outer->strict) continue;
-        ARENA__STORE(outer->top, ARENA__LOAD(outer->top) - size);
-        ARENA__STORE(outer->room, ARENA__LOAD(outer->room) - size);
-    }
+    for (arena_tick *outer = around(tick); outer; outer = beyond(outer)) outer->nested += size;
 }
 
 static void sub_nested(const arena_tick *tick, size_t size) {
-    for (arena_tick *outer = around(tick); outer; outer = beyond(outer)) {
-        outer->nested -= size;
-        if (outer->strict) continue;
-        ARENA__STORE(outer->top, ARENA__LOAD(outer->top) + size);
-        ARENA__STORE(outer->room, ARENA__LOAD(outer->room) + size);
-    }
+    for (arena_tick *outer = around(tick); outer; outer = beyond(outer)) outer->nested -= size;
 }
 
 void arena__make_strict(arena_tick *tick) {
+    if (tick->strict) return;
+    size_t used = arena__used(tick);
+    tick->strict = true;
+    arena__set_room(tick, used, 0);
+    ARENA__ADD(held, used);
+}
+
+static void make_strict_locked(arena_tick *tick) {
     if (tick->strict) return;
     size_t used = arena__used(tick);
     tick->strict = true;
@@ -144,12 +151,23 @@ void arena__held_forked(size_t strict) {
     ARENA__STORE(held, strict + now.persisted + now.strays);
 }
 
+/* The limit of a tick that nothing has been begun in. */
+int arena__cap(arena_tick *tick, size_t bytes) {
+    if (bytes > ARENA__UNLIMITED) bytes = ARENA__UNLIMITED;
+    size_t used = arena__used(tick);
+    if (bytes < used + tick->nested) return arena__fail(ARENA_E_INVALID);
+    tick->cap = bytes;
+    if (!tick->strict) arena__set_room(tick, bytes, bytes - used);
+    return ARENA_OK;
+}
+
 int arena_limit(arena_tick *tick, size_t bytes) {
     tick = arena__pick(tick);
     if (!tick) return arena__fail(ARENA_E_ENDED);
     int code = arena__may_change(tick);
     if (code != ARENA_OK) return code;
-    /* The ticks inside that are open already: only C's own stack knows them. */
+    /* Ticks may be open inside. Those on C's own stack can be found, and count from now on. */
+    if (tick->detached || tick != arena__self.top) arena__make_strict(tick);
     if (!tick->detached)
         for (arena_tick *inner = arena__self.top; inner && inner != tick; inner = inner->below) {
             if (inner->inside || arena__state(inner) != ARENA__OPEN) continue;
@@ -157,15 +175,7 @@ int arena_limit(arena_tick *tick, size_t bytes) {
             inner->inside = true;
             add_nested(inner, arena__used(inner));
         }
-    if (bytes > ARENA__UNLIMITED) bytes = ARENA__UNLIMITED;
-    size_t used = arena__used(tick);
-    if (bytes < used + tick->nested) return arena__fail(ARENA_E_INVALID);
-    tick->cap = bytes;
-    if (!tick->strict) {
-        ARENA__STORE(tick->top, bytes - tick->nested);
-        ARENA__STORE(tick->room, bytes - tick->nested - used);
-    }
-    return ARENA_OK;
+    return arena__cap(tick, bytes);
 }
 
 int arena__process_limit(size_t bytes, bool detached_too) {
@@ -174,7 +184,7 @@ int arena__process_limit(size_t bytes, bool detached_too) {
         return ARENA_OK;
     }
     ARENA__STORE(arena__counting, true);
-    arena__each_open(detached_too, arena__make_strict);
+    arena__each_open(detached_too, make_strict_locked);
     if (ARENA__LOAD(held) > bytes) return arena__fail(ARENA_E_INVALID);
     ARENA__STORE(process_limit, bytes);
     return ARENA_OK;

@@ -65,6 +65,7 @@ static ARENA__NOINLINE arena_tick *more_records(void) {
     arena__unlock();
     if (!list) {
         arena_tick *slab = arena__system.map(SLAB);
+        if (!slab && arena_trim(0)) slab = arena__system.map(SLAB);
         if (!slab) return NULL;
         for (size_t i = 0; i < SLAB / sizeof *slab; i++) {
             slab[i].below = list;
@@ -79,6 +80,7 @@ static ARENA__NOINLINE arena_tick *more_records(void) {
  * open tick that it begins in, or NULL. */
 void arena__tick_open(arena_tick *tick, arena_tick *around) {
     tick->inside = around && (around->inside || around->cap < ARENA__UNLIMITED);
+    if (ARENA__UNLIKELY(tick->inside)) arena__make_strict(around);
     tick->strict = tick->inside || ARENA__LOAD(arena__counting) || arena__checked();
     size_t room = ARENA__LIKELY(!tick->strict) ? ARENA__UNLIMITED : 0;
     tick->pos = tick->end = NULL;
@@ -103,8 +105,7 @@ void arena__tick_ending(arena_tick *tick) {
     ARENA__STORE(tick->state, ARENA__ENDING);
     if (tick->current) tick->current->extent = (size_t)(tick->pos - (char *)tick->current);
     tick->end = tick->pos;
-    ARENA__STORE(tick->top, arena__used(tick));
-    ARENA__STORE(tick->room, (size_t)0);
+    arena__set_room(tick, arena__used(tick), 0);
 }
 
 static void shut(arena_tick *tick) {

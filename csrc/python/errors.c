@@ -9,11 +9,12 @@ PyObject *arena_py_describe(Scope *scope) {
 }
 
 void arena_py_raise_thread(Scope *scope, const char *what) {
-    PyObject *which = arena_py_describe(scope);
-    PyObject *owner = PyObject_CallFunction(arena_py_lent.thread_label, "k", scope->thread);
-    PyObject *here =
-        PyObject_CallFunction(arena_py_lent.thread_label, "k", PyThread_get_thread_ident());
-    if (which && owner && here)
+    /* One after the other: nothing of Python may run while an exception is set. */
+    PyObject *which = arena_py_describe(scope), *owner = NULL, *here = NULL;
+    if (which) owner = PyObject_CallFunction(arena_py_lent.thread_label, "k", scope->thread);
+    if (owner)
+        here = PyObject_CallFunction(arena_py_lent.thread_label, "k", PyThread_get_thread_ident());
+    if (here)
         PyErr_Format(arena_py_lent.WrongThreadError,
                      "%s%U belongs to thread %U and was used by thread %U: a tick stays in its "
                      "thread, persisted memory may cross",

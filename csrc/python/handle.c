@@ -322,7 +322,13 @@ PyObject *arena_py_persist(PyObject *unused, PyObject *what) {
 
 PyObject *arena_py_handle_reduce(PyObject *self, PyObject *protocol) {
     (void)protocol;
-    if (arena_py_check((Handle *)self) < 0) return NULL;
+    const Handle *handle = (Handle *)self;
+    bool gone = handle->scope ? arena__state(&handle->scope->tick) == ARENA__ENDED : handle->freed;
+    /* Also in another thread the type is what is wrong: pools pickle in a thread of their own. */
+    if (gone) {
+        arena_py_raise_unusable((Handle *)self);
+        return NULL;
+    }
     PyErr_Format(PyExc_TypeError,
                  "a %s cannot be pickled or copied: take bytes(), or persist() for a copy that "
                  "outlives the tick",

@@ -229,11 +229,13 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec, PyTyp
 }
 
 static int register_types(void) {
-    if (!arena_py_lent.is_finalizing) {
+    static bool ready; /* an import that failed half-way is tried again, all of it */
+    if (!ready) {
         PyObject *sys = PyImport_ImportModule("sys");
         if (sys) arena_py_lent.is_finalizing = PyObject_GetAttrString(sys, "is_finalizing");
         Py_XDECREF(sys);
         if (!arena_py_lent.is_finalizing || arena_py_scope_setup() < 0) return -1;
+        ready = true;
     }
     /* A module that is imported again gets the types that there are. */
     PyObject *module = PyImport_ImportModule("arena._native");

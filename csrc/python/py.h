@@ -19,7 +19,8 @@ typedef struct Tick Tick;
 typedef struct Scope {
     PyObject_HEAD
     arena_tick tick;
-    struct Scope *parent; /* owned: the tick that was current at the begin */
+    struct Scope *parent; /* owned: what the context held at the begin, of whichever thread */
+    struct Scope *around; /* owned: the tick whose limits hold for this one, or NULL */
     Tick *face;           /* borrowed: NULL once the user's object is gone */
     PyObject *name;       /* owned: exactly str, or NULL: freeing it runs no Python code */
     unsigned long thread; /* ident of the owner, for messages */

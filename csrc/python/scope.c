@@ -49,13 +49,25 @@ static void skip_ended(Scope *scope) {
     if (kept == above) return;
     Py_XINCREF((PyObject *)kept);
     scope->parent = kept;
+    Py_DECREF((PyObject *)above);
+}
+
+/* The same for the scopes whose limits hold. They are all this thread's. */
+static void skip_ended_around(Scope *scope) {
+    Scope *above = scope->around, *kept = above;
+    while (kept && arena__state(&kept->tick) == ARENA__ENDED) kept = kept->around;
+    if (kept == above) return;
+    Py_XINCREF((PyObject *)kept);
+    scope->around = kept;
     scope->tick.below = kept ? &kept->tick : NULL;
     Py_DECREF((PyObject *)above);
 }
 
-/* Borrowed; NULL when no tick is open here, or with an exception set. */
-Scope *arena_py_scope_current(void) {
+/* Borrowed; NULL when no tick is open here, or with an exception set. `*last` is the nearest scope
+ * that has not ended, also another thread's: a context may go to a thread and come back. */
+static Scope *find_current(Scope **last) {
     PyObject *value = NULL;
+    *last = NULL;
     if (fast_get) {
         if (fast_get(variable, Py_None, &value) < 0) return NULL;
     } else if (!(value = PyObject_CallFunctionObjArgs(var_get, Py_None, NULL))) {
@@ -63,9 +75,16 @@ Scope *arena_py_scope_current(void) {
     }
     Scope *scope = Py_TYPE(value) == arena_py_Scope ? (Scope *)value : NULL;
     if (scope && arena__state(&scope->tick) == ARENA__ENDED) skip_ended(scope);
+    while (scope && arena__state(&scope->tick) == ARENA__ENDED) scope = scope->parent;
+    *last = scope;
     while (scope && !is_open_here(scope)) scope = scope->parent;
     Py_DECREF(value); /* an open scope is kept by its tick, and so are those around it */
     return scope;
+}
+
+Scope *arena_py_scope_current(void) {
+    Scope *last;
+    return find_current(&last);
 }
 
 /* As above, but no tick is an error. Its message names a tick that the context carries from
@@ -125,19 +144,28 @@ static Scope *scope_alloc(void) {
  * The collector is held off while the variable is set. CPython 3.11 collects inside of allocations,
  * and what it finalizes may set the same variable: its tree would be freed while it is copied. */
 Scope *arena_py_scope_begin(Tick *face, PyObject *name) {
-    Scope *parent = arena_py_scope_current();
+    Scope *parent, *current = find_current(&parent);
     if (!parent && PyErr_Occurred()) return NULL;
-    Scope *scope = scope_alloc();
-    if (!scope) return NULL;
     Py_XINCREF((PyObject *)parent);
+    Scope *scope = scope_alloc();
+    if (!scope) {
+        Py_XDECREF((PyObject *)parent);
+        return NULL;
+    }
     if (parent) skip_ended(parent);
     scope->parent = parent;
     scope->face = face;
     Py_XINCREF(name);
     scope->name = name;
     scope->thread = PyThread_get_thread_ident();
-    arena__tick_open(&scope->tick, parent ? &parent->tick : NULL);
-    if (face->limit != ARENA__UNLIMITED) (void)arena_limit(&scope->tick, face->limit);
+    arena__tick_open(&scope->tick, current ? &current->tick : NULL);
+    scope->around = NULL;
+    if (ARENA__UNLIKELY(scope->tick.inside)) {
+        scope->around = (Scope *)Py_NewRef((PyObject *)current);
+        skip_ended_around(current);
+    }
+    scope->tick.below = scope->around ? &current->tick : NULL;
+    if (face->limit != ARENA__UNLIMITED) (void)arena__cap(&scope->tick, face->limit);
     scope->tick.wipe = face->wipe;
 
     int collects = PyGC_Disable();
@@ -160,6 +188,7 @@ static void scope_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     while (scope) {
         Scope *parent = scope->parent;
+        PyObject *around = (PyObject *)scope->around;
         PyObject *name = scope->name;
         /* Of another thread: also when it has ended. Its sweep may be at it. */
         if (arena__state(&scope->tick) != ARENA__ENDED || !arena_py_scope_mine(scope))
@@ -170,6 +199,7 @@ static void scope_dealloc(PyObject *self) {
             PyObject_Free(scope);
         Py_DECREF(type);
         Py_XDECREF(name);
+        Py_XDECREF(around); /* nearly always the parent too, so this is not its end */
         if (parent && Py_REFCNT((PyObject *)parent) > 1) {
             Py_DECREF(parent);
             parent = NULL;

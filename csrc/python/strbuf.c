@@ -76,16 +76,18 @@ static PyObject *strbuf_append(PyObject *self, PyObject *piece) {
 
 /* The number of characters for a str and of bytes for the rest, as the io classes do. */
 static PyObject *strbuf_write(PyObject *self, PyObject *piece) {
+    /* What is returned is made first: nothing may fail once the piece is in. */
     if (PyUnicode_Check(piece)) {
-        if (append_piece((StrBuf *)self, piece, "write()") < 0) return NULL;
-        return PyLong_FromSsize_t(PyUnicode_GetLength(piece));
+        PyObject *length = PyLong_FromSsize_t(PyUnicode_GetLength(piece));
+        if (length && append_piece((StrBuf *)self, piece, "write()") < 0) Py_CLEAR(length);
+        return length;
     }
     Source source;
     if (arena_py_source(&source, piece, "write()") < 0) return NULL;
-    size_t size = source.size;
-    int failed = append_bytes((StrBuf *)self, source.data, size);
+    PyObject *size = PyLong_FromSize_t(source.size);
+    if (size && append_bytes((StrBuf *)self, source.data, source.size) < 0) Py_CLEAR(size);
     arena_py_source_done(&source);
-    return failed ? NULL : PyLong_FromSize_t(size);
+    return size;
 }
 
 static PyObject *strbuf_inplace_add(PyObject *self, PyObject *piece) {
@@ -278,9 +280,10 @@ static PyObject *strbuf_truncate(PyObject *self, PyObject *const *args, Py_ssize
     } else {
         size = buf->buf.len;
     }
+    PyObject *result = PyLong_FromSize_t(size); /* first: nothing may fail once it is cut */
     /* A larger size changes nothing, as in the io classes. */
-    if (resize_to(buf, size < buf->buf.len ? size : buf->buf.len) < 0) return NULL;
-    return PyLong_FromSize_t(size);
+    if (result && resize_to(buf, size < buf->buf.len ? size : buf->buf.len) < 0) Py_CLEAR(result);
+    return result;
 }
 
 static PyObject *strbuf_tell(PyObject *self, PyObject *unused) {

@@ -150,22 +150,27 @@ static PyObject *take_exception(void) {
 static PyObject *run_cleanups(Tick *tick) {
     PyObject *list = tick->cleanups, *failures = NULL;
     tick->cleanups = NULL;
-    for (Py_ssize_t left; (left = PyList_Size(list)) > 0;) {
-        PyObject *item = PyList_GetItem(list, left - 1);
-        Py_INCREF(item);
+    for (Py_ssize_t left = PyList_Size(list); left > 0; left--) {
+        PyObject *item = Py_XNewRef(PyList_GetItem(list, left - 1));
         PyObject *result = NULL, *fn, *args, *kwargs;
-        if (PyList_SetSlice(list, left - 1, left, NULL) == 0 &&
+        /* Replaced and not cut off: a list that shrinks may ask for memory. */
+        if (item && PyList_SetItem(list, left - 1, Py_NewRef(Py_None)) == 0 &&
             PyArg_ParseTuple(item, "OOO", &fn, &args, &kwargs))
             result = PyObject_Call(fn, args, kwargs);
-        Py_DECREF(item);
+        Py_XDECREF(item);
         if (result) {
             Py_DECREF(result);
             continue;
         }
+        /* CPython 3.11 loses an exception when it has no memory for its traceback. */
+        if (!PyErr_Occurred()) (void)PyErr_NoMemory();
         PyObject *error = take_exception();
         if (!failures) failures = PyList_New(0);
-        if (!failures || !error || PyList_Append(failures, error) < 0)
-            PyErr_WriteUnraisable((PyObject *)tick); /* no memory to keep it: told, not lost */
+        if (!failures || !error || PyList_Append(failures, error) < 0) {
+            /* No memory to keep it: told, not lost. */
+            if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+            PyErr_WriteUnraisable((PyObject *)tick);
+        }
         Py_XDECREF(error);
     }
     Py_DECREF(list);
@@ -421,11 +426,12 @@ static void end_forgotten(Tick *tick) {
     (void)finish(tick, &failures);
     if (failures && settle(tick, failures, 0, NULL) < 0) PyErr_WriteUnraisable((PyObject *)tick);
     PyObject *which = quiet ? NULL : arena_py_describe(tick->scope);
-    if (which && PyErr_ResourceWarning(NULL, 1,
-                                       "%U was never ended: it was collected, and its memory is "
-                                       "back; keep what begin() returns and call its end()",
-                                       which) < 0)
-        PyErr_WriteUnraisable((PyObject *)tick);
+    if (which)
+        (void)PyErr_ResourceWarning(NULL, 1,
+                                    "%U was never ended: it was collected, and its memory is "
+                                    "back; keep what begin() returns and call its end()",
+                                    which);
+    if (PyErr_Occurred()) PyErr_WriteUnraisable((PyObject *)tick);
     Py_XDECREF(which);
     PyErr_Restore(type, value, traceback);
 }
