@@ -6,6 +6,7 @@
  *
  * Without such a tool nothing of it runs: arena__checked() is a global that stays false, and where it
  * is true each tick is strict, so that every allocation passes the slow path that does the telling.
+ * ARENA_UNCHECKED=1 in the environment leaves it false, so that a checker can look at the fast paths.
  *
  * Valgrind is reached by its client requests: a few instructions that do nothing on a processor, and
  * that it recognises when it runs the program. They are spelled out here for the two processors we
@@ -67,14 +68,12 @@ static inline uintptr_t arena__valgrind(uintptr_t request, uintptr_t a, uintptr_
     return result;
 }
 
-extern bool arena__on_valgrind; /* set once, when the library is loaded */
+/* Set once, when the library is loaded. */
+extern bool arena__on_valgrind;
+extern bool arena__checking;
 
 static inline bool arena__checked(void) {
-#ifdef ARENA__ASAN
-    return true;
-#else
-    return __builtin_expect(arena__on_valgrind, 0);
-#endif
+    return __builtin_expect(arena__checking, 0);
 }
 
 /* Nobody may touch these bytes. */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 _Atomic int arena__debug_flags;
-bool arena__on_valgrind;
+bool arena__on_valgrind, arena__checking;
 
 static const struct {
     const char *word;
@@ -48,7 +48,13 @@ int arena_debug(int flags) {
 /* Before anybody can have begun a tick. A text that makes no sense turns nothing on: nobody is there
  * to be told, and arena's Python side asks again and tells. */
 __attribute__((constructor)) static void set_up(void) {
-    arena__on_valgrind = arena__valgrind(ARENA__VG_RUNNING, 0, 0, 0, 0) != 0;
+    if (!getenv("ARENA_UNCHECKED")) {
+        arena__on_valgrind = arena__valgrind(ARENA__VG_RUNNING, 0, 0, 0, 0) != 0;
+        arena__checking = arena__on_valgrind;
+#ifdef ARENA__ASAN
+        arena__checking = true;
+#endif
+    }
     int flags = arena_debug_words(getenv("ARENA_DEBUG"));
     if (flags > 0) ARENA__STORE(arena__debug_flags, flags);
 }
