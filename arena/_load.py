@@ -45,7 +45,7 @@ if _native.lib.arena_debug_words(os.environb.get(b"ARENA_DEBUG", b"")) < 0:
     raise ImportError(
         f"ARENA_DEBUG={os.environ['ARENA_DEBUG']!r} is not understood: it takes fill, noreuse and "
         "guard, with commas between them",
-        name="arena._native",
+        name="arena",  # by this name runpy tells it in one line
     )
 match _native.lib.arena_py_register():
     case 0:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
+import operator
 import pickle
+import struct
 import subprocess
 import sys
 import threading
@@ -31,7 +33,17 @@ USES: dict[str, Callable[..., object]] = {
     "==": lambda h: h == "x",
     "!=": lambda h: h != b"x",
     "in": lambda h: "x" in h,
+    "in as a byte": lambda h: 65 in h,
+    "<": lambda h: h < "x",
+    ">=": lambda h: h >= h,
+    "iter": iter,
+    "list": list,
+    "reversed": lambda h: next(reversed(h)),
+    "sorted": sorted,
     "[0]": lambda h: h[0],
+    "[-1]": lambda h: h[-1],
+    "[::2]": lambda h: h[::2],
+    "[0] by its name": lambda h: type(h).__getitem__(h, 0),
     "[1:2]": lambda h: h[1:2],
     "persist": lambda h: h.persist(),
     "arena.persist": arena.persist,
@@ -44,6 +56,13 @@ USES: dict[str, Callable[..., object]] = {
     "append": lambda h: arena.strbuf_persist().append(h),
     "strdup": arena.strdup_persist,
     "format": format,
+    "f-string": lambda h: f"{h}",
+    "writelines": lambda h: arena.strbuf_persist().extend([h]),
+    "slice assignment": lambda h: operator.setitem(bytearray(4), slice(0, 1), h),
+    "struct": lambda h: struct.unpack_from("B", h),
+    "bytearray": bytearray,
+    "store": lambda h: arena.Store(key=h),
+    "ctypes": lambda h: (ctypes.c_char * 1).from_buffer_copy(h),
 }
 
 ONLY: dict[str, dict[str, Callable[..., object]]] = {
@@ -115,6 +134,18 @@ def test_a_stale_handle_still_tells_what_it_was(kind: str) -> None:
         f"<arena.{kind} of 12 bytes, stale: tick 'over' (number {t.number}) has ended>"
     )
     assert (handle.stale, handle.persisted, handle.nbytes) == (True, False, 12)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_an_iteration_yields_bytes_until_the_tick_ends(kind: str) -> None:
+    with arena.tick() as t:
+        handle = MAKERS[kind](t)
+        assert list(handle) == list(bytes(handle))
+        assert list(reversed(handle)) == list(reversed(bytes(handle)))
+        iterator = iter(handle)
+        assert next(iterator) == handle[0]
+    with pytest.raises(arena.StaleError):
+        next(iterator)
 
 
 @pytest.mark.parametrize("kind", MAKERS)

@@ -168,6 +168,21 @@ static char *byte_at(Handle *handle, PyObject *key) {
     return NULL;
 }
 
+/* The byte at an index that is not negative: for iteration, which ends at the IndexError. */
+PyObject *arena_py_handle_byte(PyObject *self, Py_ssize_t index) {
+    if (arena_py_check((Handle *)self) < 0) return NULL;
+    Span span = arena_py_span((Handle *)self);
+    if (index >= 0 && index < (Py_ssize_t)span.size)
+        return PyLong_FromLong((unsigned char)span.data[index]);
+    PyErr_Format(PyExc_IndexError, "index out of range: there are %zu bytes", span.size);
+    return NULL;
+}
+
+/* Yields bytes as ints, as bytes and bytearray do. */
+PyObject *arena_py_handle_iter(PyObject *self) {
+    return arena_py_check((Handle *)self) < 0 ? NULL : PySeqIter_New(self);
+}
+
 /* h[i] is a byte as an int, h[a:b] a copy as bytes. */
 PyObject *arena_py_handle_item(PyObject *self, PyObject *key) {
     Handle *handle = (Handle *)self;

@@ -86,6 +86,8 @@ static PyGetSetDef piece_getset[] = {HANDLE_GETSET, {NULL, NULL, NULL, NULL, NUL
     {Py_tp_dealloc, arena_py_handle_dealloc}, {Py_tp_repr, arena_py_handle_repr},                 \
         {Py_tp_str, arena_py_handle_str}, {Py_tp_richcompare, arena_py_handle_compare},           \
         {Py_tp_methods, piece_methods}, {Py_tp_getset, piece_getset},                   \
+        {Py_tp_iter, arena_py_handle_iter}, {Py_sq_item, arena_py_handle_byte},                   \
+        {Py_sq_length, arena_py_handle_len},                                                      \
         {Py_sq_contains, arena_py_handle_contains}, {Py_mp_length, arena_py_handle_len},          \
         {Py_mp_subscript, arena_py_handle_item},                                                  \
         {Py_bf_getbuffer, arena_py_handle_get_buffer},                                            \

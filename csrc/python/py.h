@@ -123,6 +123,8 @@ PyObject *arena_py_handle_str(PyObject *self);
 PyObject *arena_py_handle_compare(PyObject *self, PyObject *other, int op);
 Py_ssize_t arena_py_handle_len(PyObject *self);
 int arena_py_handle_contains(PyObject *self, PyObject *what);
+PyObject *arena_py_handle_byte(PyObject *self, Py_ssize_t index);
+PyObject *arena_py_handle_iter(PyObject *self);
 PyObject *arena_py_handle_item(PyObject *self, PyObject *key);
 int arena_py_handle_set_item(PyObject *self, PyObject *key, PyObject *value);
 int arena_py_handle_get_buffer(PyObject *self, Py_buffer *view, int flags);
