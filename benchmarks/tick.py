@@ -157,13 +157,13 @@ def one_strbuf(known: dict[str, Any]) -> list[Contender]:
 def filled(known: dict[str, Any], count: int) -> list[Contender]:
     """Return the contenders of a scope with ``count`` allocations of 16 bytes."""
     known = {**known, "turns": range(count)}
+    body = "\n alloc = t.alloc\n for _ in turns: alloc(16)"
+    own, around = 'tick(limit="64 MiB")', 'tick(limit="64 MiB"), tick()'
     return [
-        Contender(
-            "arena",
-            Kind.ARENA,
-            "with tick() as t:\n alloc = t.alloc\n for _ in turns: alloc(16)",
-            known,
-        ),
+        Contender("arena", Kind.ARENA, f"with tick() as t:{body}", known),
+        Contender("arena, with a limit", Kind.PART, f"with {own} as t:{body}", known),
+        Contender("arena, a limit around it", Kind.PART, f"with {around} as t:{body}", known),
+        Contender("arena, wiped", Kind.PART, f"with tick(wipe=True) as t:{body}", known),
         Contender(
             "no-op calls",
             Kind.LIMIT,

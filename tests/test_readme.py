@@ -56,6 +56,26 @@ def leave_a_view() -> None:
         views.append(memoryview(t.alloc(1)))
 
 
+def in_cleanup(fn: Callable[[arena.Tick], object]) -> None:
+    """Call fn in a cleanup and raise what it raises there."""
+    own = arena.begin("own")
+    own.cleanup(fn, own)
+    try:
+        own.end()
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+def limited_process(fn: Callable[..., object], *args: object) -> None:
+    """Call fn while the process may hold no more than it does."""
+    now = arena.stats()
+    arena.set_limit(now.scratch + now.persisted + now.strays)
+    try:
+        fn(*args)
+    finally:
+        arena.set_limit(None)
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_each_row_of_the_error_table_is_what_happens(row: tuple[str, str, str]) -> None:
     _, code, outcome = row
@@ -66,16 +86,19 @@ def test_each_row_of_the_error_table_is_what_happens(row: tuple[str, str, str]) 
         stale = ended.strdup("text")
     freed, kept = arena.strdup_persist("x"), arena.strdup_persist("x")
     freed.free()
-    with arena.tick("t") as t, arena.tick("small", limit=100) as small:
+    with arena.tick("t") as t, arena.tick("small", limit=100) as small, arena.tick() as inner:
         viewed, buf = t.strbuf("viewed"), t.strbuf("as it was")
         views = [memoryview(viewed), memoryview(kept)]
         names: dict[str, Any] = {
             **locals(),
             "text": t.strdup("text"),
+            "block": t.alloc(4),
             "store": arena.Store(),
             "thread": in_thread,
             "nowhere": in_thread,
             "leave_a_view": leave_a_view,
+            "in_cleanup": in_cleanup,
+            "limited_process": limited_process,
             "arena": arena,
             "copy": copy,
         }
@@ -83,6 +106,7 @@ def test_each_row_of_the_error_table_is_what_happens(row: tuple[str, str, str]) 
             eval(code.strip("`"), names)
         assert expected[2].strip().strip("`") in str(caught.value)
         assert (buf, viewed, kept, t.open) == ("as it was", "viewed", "x", True)
+        assert (small.used, inner.used, small.open, inner.open) == (0, 0, True, True)
         for view in views:
             view.release()
 
@@ -90,7 +114,7 @@ def test_each_row_of_the_error_table_is_what_happens(row: tuple[str, str, str]) 
 def test_the_table_has_a_row_for_each_error_of_arena() -> None:
     named = {row[2].partition("`:")[0].strip("`") for row in ROWS}
     assert {name for name in arena.errors.__all__ if name != "ArenaError"} <= named
-    assert len(ROWS) >= 18
+    assert len(ROWS) >= 34
 
 
 def test_there_are_two_commands_of_one_line_each_and_ci_runs_the_test_command_as_it_stands() -> (
