@@ -839,7 +839,9 @@ for i in range(600):
 assert hits > 100, hits
 print(arena.stats().ticks_open, arena.stats().scratch, arena.stats().chunks)
 """
-    assert run(code) == "0 0 0\n"
+    # From 3.14 on a signal may come between a begin and its `with`: then the tick is collected.
+    late = ("-W", "ignore::ResourceWarning") if sys.version_info >= (3, 14) else ()
+    assert run(code, *late) == "0 0 0\n"
 
 
 # Code that runs late
