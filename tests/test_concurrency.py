@@ -276,6 +276,9 @@ def test_a_tick_that_outlives_its_thread_gives_its_memory_back_and_cleans_up_whe
         kept[0].cleanup(log.append, "cleanup")
 
     elsewhere(leave)
+    deadline = time.monotonic() + WAIT
+    while kept[0].open and time.monotonic() < deadline:
+        time.sleep(0.001)  # Python has joined the thread; the system is about to end it
     now = arena.stats()
     assert (kept[0].open, now.ticks_open, now.scratch, now.chunks) == (False, 0, 0, 0)
     assert (text[0].stale, bytes(views[0]), now.pinned_count, log) == (True, b"text", 1, [])
