@@ -22,6 +22,8 @@ void *arena__take(arena_tick *tick, size_t size, arena__chunk **chunk) {
     size_t span = size ? arena__round(size) : ARENA__ALIGN;
     if (span > (size_t)(tick->end - tick->pos)) {
         size_t next = next_chunk(tick);
+        /* A chunk taken without a claim (a string's record) would open the fast path. */
+        if (ARENA__LOAD(arena__counting)) arena__make_strict(tick);
         bool alone = span > next / 4;
         arena__chunk *fresh = arena__chunk_get(tick, alone ? span : next - ARENA__HEAD, alone);
         /* The growth may be what does not fit; what was asked for still may. */

@@ -170,7 +170,7 @@ int arena_limit(arena_tick *tick, size_t bytes) {
     if (tick->detached || tick != arena__self.top) arena__make_strict(tick);
     if (!tick->detached)
         for (arena_tick *inner = arena__self.top; inner && inner != tick; inner = inner->below) {
-            if (inner->inside || arena__state(inner) != ARENA__OPEN) continue;
+            if (inner->inside) continue; /* one that is ending still holds what it holds */
             arena__make_strict(inner);
             inner->inside = true;
             add_nested(inner, arena__used(inner));

@@ -2,6 +2,7 @@
 
 The models run under a profile of hypothesis, chosen by the environment variable ARENA_PROFILE:
 
+tiny    for tools that make everything some 30 times slower, as tests/memcheck does
 quick   the default: the same examples every time, all models together in some 20 seconds
 ci      about two minutes, new examples each time; a failure prints the blob that repeats it
 long    about an hour: before a release, or after a change in csrc
@@ -24,6 +25,9 @@ settings.register_profile(
 _BASE = settings.get_profile("arena")
 settings.register_profile(
     "quick", _BASE, max_examples=50, stateful_step_count=50, derandomize=True, database=None
+)
+settings.register_profile(
+    "tiny", _BASE, max_examples=5, stateful_step_count=30, derandomize=True, database=None
 )
 settings.register_profile("ci", _BASE, max_examples=260, stateful_step_count=60)
 settings.register_profile("long", _BASE, max_examples=4800, stateful_step_count=100)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -235,3 +236,28 @@ def test_another_threads_python_tick_is_not_cs_current_one() -> None:
         thread.start()
         thread.join()
     assert seen == [True]
+
+
+def test_the_limit_of_a_c_tick_is_named_where_it_stops_python() -> None:
+    lib.arena_begin(b"c tick")
+    c_tick = lib.arena_current()
+    assert lib.arena_limit(c_tick, 100) == 0
+    assert lib.arena_alloc(c_tick, 101) == ffi.NULL
+    assert lib.arena_error() == lib.ARENA_E_LIMIT
+    assert lib.arena_end(c_tick) == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: _native._lend(1),
+        lambda: _native._lend(),
+        lambda: _native._lend(ArenaError=3),
+        lambda: _native._swap({}, "key"),
+        lambda: _native._swap([], "key", 1),
+        lambda: _native._swap({}, 1, 1),
+    ],
+)
+def test_what_is_lent_and_swapped_inside_is_checked(call: Callable[[], object]) -> None:
+    with pytest.raises(TypeError, match=r"_lend\(\)|_swap\(\)"):
+        call()

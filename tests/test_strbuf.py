@@ -16,6 +16,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -397,3 +398,31 @@ def test_a_buffer_export_that_ends_the_tick_is_a_stale_error_and_no_crash() -> N
         block[0:4] = Evil(t.end)
     with pytest.raises(arena.StaleError):
         b.append(b"x")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda buf: buf.join(","),
+        lambda buf: buf.join(",", [], []),
+        lambda buf: buf.join(",", "one piece"),
+        lambda buf: buf.truncate(1, 2),
+        lambda buf: buf.truncate("1"),
+    ],
+)
+def test_a_wrong_number_or_kind_of_arguments_is_a_type_error(buf: arena.StrBuf, call: Any) -> None:
+    buf.append("as it was")
+    with pytest.raises(TypeError):
+        call(buf)
+    assert buf == "as it was"
+
+
+@pytest.mark.parametrize("value", [256, -1, 2**80, -(2**80)])
+def test_a_byte_out_of_range_is_a_value_error(buf: arena.StrBuf, value: int) -> None:
+    buf.append("as it was")
+    with pytest.raises(ValueError, match="from 0 to 255"):
+        buf[0] = value
+    if abs(value) < 2**60:
+        with pytest.raises(ValueError, match="from 0 to 255"):
+            value in buf  # noqa: B015
+    assert buf == "as it was"

@@ -11,6 +11,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -726,3 +727,80 @@ def test_handles_kept_in_a_closure_a_generator_and_a_traceback_are_stale_and_har
     for use in (closure, lambda: next(generator), lambda: bytes(kept)):
         with pytest.raises(arena.StaleError, match="has ended"):
             use()
+
+
+def test_a_tick_that_has_not_begun_says_so_and_has_no_number() -> None:
+    t = arena.tick(name="later")
+    assert (t.name, t.number, t.used, t.open, t.limit) == ("later", 0, 0, False, None)
+    assert repr(t) == "<arena.Tick 'later', not begun>"
+    assert repr(arena.tick()) == "<arena.Tick, not begun>"
+    with pytest.raises(arena.TickError, match="has not begun"):
+        t.end()
+    with pytest.raises(arena.TickError, match="has not begun"):
+        t.strbuf()
+    with pytest.raises(arena.TickError, match="has not begun"):
+        t.cleanup(print)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t: t(),
+        lambda t: t(print, print),
+        lambda t: t(fn=print),
+        lambda t: t.cleanup(),
+        lambda t: t.cleanup(3),
+        lambda t: t.__exit__(None, None),
+        lambda t: t.strbuf("a", "b"),
+        lambda t: t.strbuf(text="a"),
+        lambda t: arena.strbuf("a", "b"),
+        lambda t: arena.strbuf_persist(text="a"),
+        lambda t: arena.cleanup(),
+        lambda t: arena.tick("a", "b"),
+        lambda t: arena.tick("a", name="b"),
+        lambda t: arena.begin(print),
+    ],
+)
+def test_a_wrong_number_of_arguments_is_a_type_error(call: Any) -> None:
+    with arena.tick() as t, pytest.raises(TypeError):
+        call(t)
+
+
+def test_nothing_given_as_the_initial_text_is_no_text() -> None:
+    with arena.tick() as t:
+        assert t.strbuf(None) == arena.strbuf(initial=None) == arena.strbuf_persist() == ""
+
+
+def test_what_a_context_holds_of_a_tick_says_what_it_is() -> None:
+    with arena.tick("shown") as t:
+        held = [value for value in contextvars.copy_context().values() if "shown" in repr(value)]
+    assert [repr(value) for value in held] == [f"<arena scope of tick 'shown' (number {t.number})>"]
+
+
+def test_a_lost_tick_whose_cleanup_fails_is_reported(
+    recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(args.exc_value))
+    t = arena.begin("lost")
+    t.cleanup(lambda: 1 / 0)
+    del t
+    assert [type(error) for error in told] == [ExceptionGroup]
+    assert [type(error) for error in told[0].exceptions] == [ZeroDivisionError]
+    assert [str(w.message) for w in recwarn if "was never ended" in str(w.message)]
+
+
+def test_a_warning_about_a_lost_tick_may_keep_the_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+
+    def showwarning(message: Any, *rest: Any, **more: Any) -> None:
+        kept.extend(found for found in gc.get_objects() if isinstance(found, arena.Tick))
+
+    t = arena.begin("kept after all")
+    t.alloc(1000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", showwarning)
+        del t
+    ours = [t for t in kept if t.name == "kept after all"]
+    assert (len(ours), ours[0].open, arena.stats().scratch) == (1, False, 0)

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <wchar.h>
 
 static volatile size_t huge = SIZE_MAX; /* the compiler refuses to see such a size */
 
@@ -504,6 +505,37 @@ static void test_a_fork_while_another_thread_allocates_never_hangs_the_child(voi
     CHECK(!pthread_join(forker, NULL) && !pthread_join(busy, NULL));
 }
 
+static void test_text_that_cannot_be_printed_is_a_code(void) {
+    static const wchar_t wrong[] = {0x110000, 0}; /* no character, and no bytes in the C locale */
+    arena_tick *t = arena_begin("t");
+    arena_strbuf *s = arena_strbuf_new(t, 0);
+    CHECK(!arena_printf(t, "%ls", wrong) && arena_error() == ARENA_E_INVALID);
+    CHECK(!arena_printf_persist("%ls", wrong) && arena_error() == ARENA_E_INVALID);
+    CHECK(arena_strbuf_printf(s, "%ls", wrong) == ARENA_E_INVALID && arena_strbuf_len(s) == 0);
+    CHECK(arena_used(t) == 0);
+    arena_end(t);
+}
+
+static void test_a_lone_string_in_the_newest_chunk_may_move(void) {
+    arena_tick *t = arena_begin("t");
+    arena_strbuf *old = arena_strbuf_new(t, 0), *s;
+    CHECK(arena_alloc(t, 60000) && arena_strbuf_puts(old, "old") == ARENA_OK);
+    s = arena_strbuf_new(t, 40000); /* a chunk of its own, before the first one in the list */
+    for (int i = 0; i < 200; i++) CHECK(arena_strbuf_append(s, "0123456789", 10) == ARENA_OK);
+    CHECK(arena_strbuf_append(s, arena_strbuf_data(s), 2000) == ARENA_OK);
+    for (int i = 0; i < 9; i++)
+        CHECK(!arena_strbuf_append(s, arena_strbuf_data(s), arena_strbuf_len(s)));
+    for (size_t i = 0; i < arena_strbuf_len(s); i++)
+        CHECK(arena_strbuf_data(s)[i] == (char)('0' + i % 10));
+    CHECK(arena_strbuf_len(s) == 4000 << 9 && stats().chunks < 8 << 20);
+    arena_end(t);
+    CHECK(arena_realloc(t, s, 100, 50) == NULL && arena_error() == ARENA_E_ENDED);
+    CHECK(arena_strbuf_new(t, 5) == NULL && arena_error() == ARENA_E_ENDED);
+    void *p = arena_realloc_persist(NULL, 10), *q = arena_memdup_persist(NULL, 0);
+    CHECK(p && q && arena_size_persist(p) == 10 && arena_size_persist(q) == 0);
+    arena_free_persist(p), arena_free_persist(q);
+}
+
 static void test_bad_arguments_are_codes(void) {
     CHECK(arena_limit(NULL, 5) == ARENA_E_ENDED);
     CHECK(arena_number(NULL) == 0 && arena_used(NULL) == 0 && *arena_name(NULL) == '\0');
@@ -537,6 +569,8 @@ int main(void) {
     RUN(test_each_call_of_the_system_may_fail_in_turn);
     RUN(test_threads_have_their_own_ticks_and_an_end_of_a_thread_ends_them);
     RUN(test_a_fork_while_another_thread_allocates_never_hangs_the_child);
+    RUN(test_text_that_cannot_be_printed_is_a_code);
+    RUN(test_a_lone_string_in_the_newest_chunk_may_move);
     RUN(test_bad_arguments_are_codes);
     return 0;
 }

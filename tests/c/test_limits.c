@@ -74,6 +74,32 @@ static void test_a_tick_that_ends_still_counts_for_those_around_it_until_it_is_o
     arena_end(a);
 }
 
+static void limits_the_outer(void *arg) {
+    arena_tick *a = arg;
+    CHECK(arena_limit(a, 99) == ARENA_E_INVALID && arena_limit(a, 120) == ARENA_OK);
+    arena_tick *own = arena_begin("own");
+    CHECK(!arena_alloc(own, 21) && arena_alloc(own, 20));
+    arena_end(own);
+}
+
+static void test_a_limit_that_a_cleanup_sets_counts_the_tick_that_is_ending(void) {
+    arena_tick *a = arena_begin("a"), *b = arena_begin("b");
+    CHECK(arena_alloc(b, 100) && arena_cleanup(b, limits_the_outer, a) == ARENA_OK);
+    arena_end(b);
+    CHECK(arena_alloc(a, 120) && !arena_alloc(a, 1));
+    arena_end(a);
+}
+
+static void test_a_tick_that_held_nothing_when_the_process_got_its_limit_is_under_it(void) {
+    arena_tick *t = arena_begin("nothing yet");
+    CHECK(arena_process_limit(64) == ARENA_OK);
+    arena_strbuf *s = arena_strbuf_new(t, 0); /* takes a chunk, and asks for nothing */
+    CHECK(s && !arena_alloc(t, 65) && arena_error() == ARENA_E_LIMIT && arena_alloc(t, 60));
+    CHECK(arena_strbuf_puts(s, "five!") == ARENA_E_LIMIT && !arena_strbuf_puts(s, "four"));
+    arena_end(t);
+    CHECK(arena_process_limit(SIZE_MAX) == ARENA_OK);
+}
+
 static void test_the_process_has_a_limit_for_scratch_persisted_memory_and_strays(void) {
     arena_tick *old = arena_begin("open before");
     CHECK(stats().limit == UINT64_MAX && arena_alloc(old, 100));
@@ -151,6 +177,8 @@ int main(void) {
     RUN(test_a_limit_that_comes_late_counts_the_ticks_that_are_open_inside);
     RUN(test_strings_and_reallocs_are_charged_and_refunded_through_all_limits);
     RUN(test_a_tick_that_ends_still_counts_for_those_around_it_until_it_is_over);
+    RUN(test_a_limit_that_a_cleanup_sets_counts_the_tick_that_is_ending);
+    RUN(test_a_tick_that_held_nothing_when_the_process_got_its_limit_is_under_it);
     RUN(test_the_process_has_a_limit_for_scratch_persisted_memory_and_strays);
     RUN(test_threads_together_never_pass_the_limit_of_the_process);
     return 0;
