@@ -134,7 +134,7 @@ void *arena_realloc(arena_tick *tick, void *old, size_t old_size, size_t size) {
     }
     if (arena__claim(tick, size - old_size) != ARENA_OK) return NULL;
     arena__chunk *chunk = chunk_of(tick, old, old_size);
-    bool fits = old_size && arena__round(size) == arena__round(old_size);
+    bool fits = arena__round(size) == arena__round(old_size);
     if (fits && arena__checked()) arena__check_grown(tick, old, old_size, size);
     if (!fits && (!chunk || !arena__extend(tick, chunk, old, old_size, size))) {
         arena__chunk *fresh;

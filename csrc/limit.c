@@ -136,7 +136,6 @@ void arena__settle_held(const arena_tick *tick) {
 }
 
 int arena__claim_persist(size_t size) {
-    if (size > ARENA__UNLIMITED) return refuse(NULL, ARENA__LOAD(held), ARENA__LOAD(process_limit));
     return hold(size);
 }
 

@@ -297,6 +297,13 @@ print(counts())
 
 def test_a_child_may_fork_and_start_threads() -> None:
     code = """
+import warnings
+def forget_a_tick():
+    log = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        arena.begin("forgotten").cleanup(log.append, "ran")
+    assert (log, len(told)) == (["ran"], 1)
 def thread_uses_a_tick():
     failures = []
     def work():
@@ -309,6 +316,7 @@ def thread_uses_a_tick():
             else:
                 failures.append("scratch of another thread can be read")
             use_a_tick()
+            forget_a_tick()
         except BaseException as error:
             failures.append(error)
     thread = threading.Thread(target=work)

@@ -368,6 +368,25 @@ def test_a_store_made_with_a_bad_value_keeps_nothing() -> None:
     assert held() == before
 
 
+@pytest.mark.parametrize(
+    "change", [lambda s: s.update(a="second"), lambda s: s.__delitem__("a"), lambda s: s.clear()]
+)
+def test_a_value_that_goes_is_freed_at_once_and_under_a_view_when_that_dies(
+    change: Callable[[arena.Store], object],
+) -> None:
+    before = arena.stats().persisted
+    for viewed in (False, True):
+        store = arena.Store(a="first")
+        held = store["a"]
+        view = memoryview(held) if viewed else memoryview(b"first")
+        change(store)
+        assert (held.stale, bytes(view)) == (True, b"first")
+        assert arena.stats().persisted - before == store.nbytes + 5 * viewed
+        view.release()
+        assert arena.stats().persisted - before == store.nbytes
+        store.clear()
+
+
 def test_a_value_may_be_replaced_by_a_view_of_itself() -> None:
     store = arena.Store(key=data_of(1, CHUNK))
     handle = store["key"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import dataclasses
 import importlib.metadata
 import os
@@ -238,15 +239,6 @@ def test_another_threads_python_tick_is_not_cs_current_one() -> None:
     assert seen == [True]
 
 
-def test_the_limit_of_a_c_tick_is_named_where_it_stops_python() -> None:
-    lib.arena_begin(b"c tick")
-    c_tick = lib.arena_current()
-    assert lib.arena_limit(c_tick, 100) == 0
-    assert lib.arena_alloc(c_tick, 101) == ffi.NULL
-    assert lib.arena_error() == lib.ARENA_E_LIMIT
-    assert lib.arena_end(c_tick) == 0
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -261,3 +253,11 @@ def test_the_limit_of_a_c_tick_is_named_where_it_stops_python() -> None:
 def test_what_is_lent_and_swapped_inside_is_checked(call: Callable[[], object]) -> None:
     with pytest.raises(TypeError, match=r"_lend\(\)|_swap\(\)"):
         call()
+
+
+def test_c_code_without_the_gil_finds_no_tick_of_python() -> None:
+    address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "arena_current")))
+    keeps_gil, lets_it_go = ctypes.PYFUNCTYPE(ctypes.c_void_p), ctypes.CFUNCTYPE(ctypes.c_void_p)
+    with arena.tick():
+        assert keeps_gil(address)() is not None
+        assert lets_it_go(address)() is None

@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -389,6 +390,29 @@ def test_cleanups_run_last_in_first_out_each_once_while_the_memory_can_be_read()
     assert log == ["still here", ((1,), {"key": 2}), "first"]
 
 
+def test_the_memory_of_a_tick_is_all_there_while_its_cleanups_run() -> None:
+    seen: list[object] = []
+    with arena.tick() as t:
+        block = t.alloc(5_000_000)  # of its own mapping, which goes at once
+        block[-1] = 7
+        t.cleanup(lambda: seen.append((block[-1], arena.stats().scratch, t.used)))
+        t.cleanup(lambda: seen.append(arena.stats().chunks > 5_000_000))
+    assert seen == [True, (7, 5_000_000, 5_000_000)]
+
+
+def test_what_a_cleanup_was_given_is_let_go_of_before_the_next_one_runs() -> None:
+    class Given:
+        """Can be told when it is gone."""
+
+    given, seen = Given(), []
+    gone = weakref.ref(given)
+    with arena.tick() as t:
+        t.cleanup(lambda: seen.append(gone() is None))
+        t.cleanup(id, given)
+        del given
+    assert seen == [True]
+
+
 def test_all_cleanups_run_when_some_fail_and_the_failures_come_as_one_group() -> None:
     log: list[int] = []
 
@@ -600,7 +624,21 @@ def test_a_limit_is_exact_to_the_byte_and_leaves_the_tick_usable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "expected"), [("64 MiB", 64 << 20), ("1kB", 1000), ("7", 7), ("0 B", 0), (5, 5)]
+    ("limit", "expected"),
+    [
+        ("64 MiB", 64 << 20),
+        ("1kB", 1000),
+        ("7", 7),
+        ("0 B", 0),
+        (5, 5),
+        ("2 KB", 2000),
+        ("3 MB", 3 * 10**6),
+        ("4 GB", 4 * 10**9),
+        ("5 TB", 5 * 10**12),
+        ("2 KiB", 2 << 10),
+        ("3 GiB", 3 << 30),
+        ("4 TiB", 4 << 40),
+    ],
 )
 def test_a_limit_is_a_number_or_a_text_with_a_unit(limit: int | str, expected: int) -> None:
     with arena.tick(limit=limit) as t:
@@ -608,7 +646,21 @@ def test_a_limit_is_a_number_or_a_text_with_a_unit(limit: int | str, expected: i
 
 
 @pytest.mark.parametrize(
-    "limit", ["", "\ud800", "1\0", "MiB", "1.5 MiB", "-1", "1 mib", "1  MiB", "9" * 30, -1, 2**63]
+    "limit",
+    [
+        "",
+        "\ud800",
+        "1\0",
+        "MiB",
+        "1.5 MiB",
+        "-1",
+        "1 mib",
+        "1  MiB",
+        "9" * 30,
+        "16777216 TiB",
+        -1,
+        2**63,
+    ],
 )
 def test_a_limit_that_makes_no_sense_is_a_value_error(limit: int | str) -> None:
     with pytest.raises(ValueError, match=r"a limit is"):
@@ -684,10 +736,14 @@ def test_a_hundred_thousand_ticks_may_be_open_at_once() -> None:
     assert arena.current() is None
 
 
-def test_ticks_that_overlap_without_nesting_do_not_chain_their_past_together() -> None:
-    code = """
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_ticks_that_overlap_without_nesting_do_not_chain_their_past_together(
+    limit: int | None,
+) -> None:
+    code = f"""
 import arena, psutil
 me = psutil.Process()
+around = arena.begin(limit={limit})
 t = arena.begin()
 def overlap(n):
     global t
@@ -700,6 +756,7 @@ before = me.memory_info().rss
 overlap(100_000)
 print(me.memory_info().rss - before)
 t.end()
+around.end()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert int(done.stdout) < 2_000_000  # 100,000 chained scopes would be some 30 MB

@@ -69,12 +69,9 @@ static void raise_limit(Scope *scope, size_t requested) {
     size_t used = arena__self.refusal.used, limit = arena__self.refusal.limit;
     PyObject *asking = scope ? arena_py_describe(scope) : PyUnicode_FromString("a persist call");
     PyObject *whose = NULL;
-    if (by && by->detached) /* a tick of ours lies in its scope */
+    if (by) /* a tick of ours, for only those are around ours: it lies in its scope */
         whose = arena_py_describe((Scope *)((uintptr_t)by - offsetof(Scope, tick)));
-    else if (by)
-        whose = PyUnicode_FromFormat("tick '%s' (number %llu)", arena_name(by),
-                                     (unsigned long long)arena_number(by));
-    if (asking && by && scope && by == &scope->tick)
+    if (asking && scope && by == &scope->tick)
         PyErr_Format(arena_py_lent.LimitError,
                      "%U would pass its limit: %zu bytes requested, %zu used, %zu allowed", asking,
                      requested, used, limit);

@@ -36,6 +36,30 @@ static void test_allocations_are_aligned_distinct_and_zeroed(void) {
     }
 }
 
+static void test_no_block_reaches_past_its_chunk(void) {
+    for (size_t rest = 0; rest <= 64; rest += 16)
+        for (size_t size = 1; size <= 128; size++) {
+            arena_tick *t = arena_begin("the end of a chunk");
+            CHECK(arena_alloc(t, 1));
+            for (size_t left; (left = (size_t)(t->end - t->pos)) > rest;)
+                CHECK(arena_alloc(t, left - rest < 8192 ? left - rest : 8192));
+            arena__chunk *chunk;
+            char *p = arena__alloc_in(t, size, &chunk);
+            CHECK(p && p + size <= (char *)chunk + chunk->size);
+            arena_end(t);
+        }
+}
+
+static void test_no_size_is_rounded_past_zero(void) {
+    for (size_t less = 0; less < 33; less++) {
+        arena_tick *t = arena_begin("nothing used yet");
+        CHECK(!arena_alloc(t, huge - less) && arena_error() == ARENA_E_NOMEM);
+        CHECK(!arena_alloc_persist(huge - less) && arena_error() == ARENA_E_NOMEM);
+        CHECK(arena_used(t) == 0);
+        arena_end(t);
+    }
+}
+
 static void test_nesting_ends_the_inner_ticks_first(void) {
     arena_tick *a = arena_begin("a"), *b = arena_begin("b"), *c = arena_begin(NULL);
     CHECK(arena_current() == c && strcmp(arena_name(a), "a") == 0 && *arena_name(c) == '\0');
@@ -44,6 +68,7 @@ static void test_nesting_ends_the_inner_ticks_first(void) {
     CHECK(arena_end(b) == ARENA_E_ENDED && arena_end(a) == ARENA_E_ENDED);
     CHECK(arena_end(NULL) == ARENA_E_ENDED && arena_error() == ARENA_E_ENDED);
     CHECK(arena_alloc(b, 1) == NULL && arena_error() == ARENA_E_ENDED);
+    CHECK(arena_strbuf_new(b, 0) == NULL && arena_error() == ARENA_E_ENDED);
 }
 
 static int order[4], ran;
@@ -56,6 +81,7 @@ static void misuse(void *arg) {
     CHECK(arena_alloc(t, 1) == NULL && arena_error() == ARENA_E_ENDING);
     CHECK(arena_alloc(t, 0) == NULL && arena_error() == ARENA_E_ENDING);
     CHECK(arena_cleanup(t, note, NULL) == ARENA_E_ENDING);
+    CHECK(arena_strbuf_new(t, 0) == NULL && arena_error() == ARENA_E_ENDING);
     CHECK(arena_limit(t, 5) == ARENA_E_ENDING);
     arena_tick *own = arena_begin("own"); /* left open: ends with its surroundings */
     CHECK(arena_strdup(own, "fine") != NULL);
@@ -144,6 +170,49 @@ static void test_strings_grow_in_place_or_move_and_take_parts_of_themselves(void
     CHECK(arena_used(t) == arena_strbuf_len(buf) + 40);
     CHECK(stats().chunks < 3 * arena_strbuf_len(buf)); /* what it outgrew went back */
     arena_end(t);
+}
+
+static void test_a_copy_takes_every_byte_and_no_other(void) {
+    for (size_t size = 0; size < 200; size++) {
+        char from[200], to[202];
+        for (size_t i = 0; i < sizeof from; i++) from[i] = (char)(i + 1);
+        memset(to, '?', sizeof to);
+        arena__copy(to + 1, from, size);
+        CHECK(memcmp(to + 1, from, size) == 0 && to[0] == '?' && to[size + 1] == '?');
+    }
+}
+
+static void test_an_append_that_is_larger_than_the_capacity_moves_the_string(void) {
+    char text[300];
+    memset(text, 't', sizeof text);
+    for (size_t over = 0; over < 4; over++) {
+        arena_tick *t = arena_begin("capacity");
+        arena_strbuf *s = arena_strbuf_new(t, 0);
+        CHECK(arena_strbuf_append(s, text, 1) == ARENA_OK);
+        char *behind = arena_memdup(t, "behind", 7);
+        CHECK(arena_strbuf_append(s, text, s->cap - s->len + over) == ARENA_OK);
+        CHECK(s->len <= s->cap && !strcmp(behind, "behind") && strlen(arena_strbuf_data(s)) == s->len);
+        arena_end(t);
+    }
+}
+
+static void test_the_spare_room_of_a_string_counts_as_written(void) {
+    arena_trim(0);
+    for (int wipe = 0; wipe < 2; wipe++) {
+        arena_tick *t = arena_begin("fills a chunk of its own");
+        if (wipe) arena_wipe(t);
+        arena_strbuf *s = arena_strbuf_new(t, 0);
+        CHECK(arena_alloc(t, 50000)); /* it does not fit beside this */
+        static char text[20000];
+        CHECK(arena_strbuf_append(s, text, sizeof text) == ARENA_OK);
+        while (s->len < s->cap) CHECK(arena_strbuf_append(s, "x", 1) == ARENA_OK);
+        CHECK(s->cap > 60000);
+        arena_end(t);
+        t = arena_begin("gets it next");
+        const char *p = arena_zalloc(t, 60000);
+        for (int i = 0; i < 60000; i++) CHECK(p[i] == 0);
+        arena_end(t);
+    }
 }
 
 static void test_realloc_keeps_the_content(void) {
@@ -277,6 +346,21 @@ static void *failing_map(size_t size) {
 }
 static void *failing_remap(void *p, size_t old, size_t size) {
     return left-- > 0 ? real_remap(p, old, size) : NULL;
+}
+
+static void *small_map(size_t size) {
+    return size > ARENA__CHUNK_MIN ? NULL : real_map(size);
+}
+
+static void test_a_tick_goes_on_with_small_chunks_where_its_growth_cannot_be_had(void) {
+    real_map = arena__system.map;
+    arena_trim(0);
+    arena__system.map = small_map;
+    arena_tick *t = arena_begin("small chunks");
+    for (int i = 0; i < 1000; i++) CHECK(arena_alloc(t, 1000));
+    CHECK(!arena_alloc(t, 100000) && arena_error() == ARENA_E_NOMEM);
+    arena_end(t);
+    arena__system.map = real_map;
 }
 
 static void test_no_memory_at_any_mapping_leaves_all_as_it_was(void) {
@@ -453,6 +537,9 @@ static void *other_thread(void *arg) {
     CHECK(arena_end(arg) == ARENA_E_THREAD);
     CHECK(arena_current() == NULL);
     arena_begin("left open by a thread that ends");
+    arena_begin("the same, without memory");
+    arena_begin("with a cleanup");
+    CHECK(arena_cleanup(NULL, note, (void *)9) == ARENA_OK);
     CHECK(arena_alloc(NULL, 100000));
     return NULL;
 }
@@ -473,8 +560,10 @@ static void *busy_thread(void *arg) {
 static void test_threads_have_their_own_ticks_and_an_end_of_a_thread_ends_them(void) {
     arena_tick *t = arena_begin("main");
     pthread_t thread, many[8];
+    ran = 0;
     CHECK(pthread_create(&thread, NULL, other_thread, t) == 0 && pthread_join(thread, NULL) == 0);
     CHECK(arena_current() == t && stats().ticks_open == 1 && stats().scratch == 0);
+    CHECK(ran == 1 && order[0] == 9);
     char names[8] = "abcdefg";
     for (int i = 0; i < 8; i++) CHECK(!pthread_create(&many[i], NULL, busy_thread, &names[i]));
     for (int i = 0; i < 8; i++) CHECK(!pthread_join(many[i], NULL));
@@ -554,17 +643,23 @@ static void test_bad_arguments_are_codes(void) {
 int main(void) {
     setvbuf(stdout, NULL, _IONBF, 0); /* a forked child has nothing to print again */
     RUN(test_allocations_are_aligned_distinct_and_zeroed);
+    RUN(test_no_block_reaches_past_its_chunk);
+    RUN(test_no_size_is_rounded_past_zero);
     RUN(test_nesting_ends_the_inner_ticks_first);
     RUN(test_cleanups_run_last_in_first_out_and_cannot_touch_their_tick);
     RUN(test_what_cleanups_leave_open_ends_before_their_ticks_memory_goes);
     RUN(test_limits_are_exact);
     RUN(test_strings_grow_in_place_or_move_and_take_parts_of_themselves);
+    RUN(test_a_copy_takes_every_byte_and_no_other);
+    RUN(test_an_append_that_is_larger_than_the_capacity_moves_the_string);
+    RUN(test_the_spare_room_of_a_string_counts_as_written);
     RUN(test_realloc_keeps_the_content);
     RUN(test_strays_live_on_and_are_counted);
     RUN(test_persisted_memory_outlives_ticks);
     RUN(test_a_spike_is_given_back_within_32_ticks_and_a_steady_loop_makes_no_mapping);
     RUN(test_many_requests_of_one_size_share_chunks);
     RUN(test_pins_hold_the_chunk_past_its_tick);
+    RUN(test_a_tick_goes_on_with_small_chunks_where_its_growth_cannot_be_had);
     RUN(test_no_memory_at_any_mapping_leaves_all_as_it_was);
     RUN(test_each_call_of_the_system_may_fail_in_turn);
     RUN(test_threads_have_their_own_ticks_and_an_end_of_a_thread_ends_them);

@@ -5,6 +5,7 @@
  */
 #include "check.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -72,6 +73,28 @@ static void test_a_wiped_tick_leaves_nothing_in_any_chunk_also_pinned_ones(void)
     CHECK(arena_wipe(t) == ARENA_E_ENDED && arena_wipe(NULL) == ARENA_E_ENDED);
 }
 
+/* As the Python types have them: on no C stack. */
+static void *leaves_secrets(void *arg) {
+    arena__tick_open(arg, NULL);
+    CHECK(arena_wipe(arg) == ARENA_OK);
+    memset(arena_alloc(arg, 5000), 's', 5000);
+    memset(arena_alloc(arg, 6 << 20), 's', 6 << 20);
+    return NULL;
+}
+
+static void test_a_wiped_tick_whose_thread_ends_leaves_nothing(void) {
+    pthread_t thread;
+    arena_tick *t = calloc(1, sizeof *t);
+    arena_trim(0);
+    unmapped = not_zero = 0;
+    arena__system.unmap = watching_unmap;
+    CHECK(t && !pthread_create(&thread, NULL, leaves_secrets, t) && !pthread_join(thread, NULL));
+    arena__system.unmap = real_unmap;
+    CHECK(unmapped == 2 && not_zero == 0);
+    (void)arena__tick_close(t);
+    free(t);
+}
+
 static void test_blocks_are_zeroed_also_in_chunks_that_were_wiped_or_filled(void) {
     for (int round = 0; round < 12; round++) {
         arena_tick *t = arena_begin("dirt");
@@ -132,6 +155,25 @@ static void test_ended_memory_is_filled_and_not_used_again(void) {
         arena_end(t);
     }
     CHECK(stats().cached == 64 << 10);
+}
+
+/* Its pages do not move: a pointer into the old place is not to find others there. */
+static void test_a_large_string_that_grows_leaves_its_old_place_out_of_use(void) {
+    arena_tick *t = arena_begin("leaves a chunk in the cache");
+    CHECK(arena_alloc(t, 1) && arena_end(t) == ARENA_OK && stats().cached > 0);
+    CHECK(arena_debug(ARENA_DEBUG_NOREUSE) == 0 && stats().cached == 0);
+    uint64_t retired = stats().retired;
+    t = arena_begin("t");
+    arena_strbuf *s = arena_strbuf_new(t, 5 << 20);
+    CHECK(arena_strbuf_puts(s, "text") == ARENA_OK);
+    const char *volatile old = arena_strbuf_data(s);
+    char *more = calloc(1, 6 << 20);
+    CHECK(more && arena_strbuf_append(s, more, 6 << 20) == ARENA_OK);
+    free(more);
+    CHECK(arena_strbuf_data(s) != old && stats().retired - retired >= 5 << 20);
+    if (!arena__checked()) CHECK(!strcmp(old, "text"));
+    arena_end(t);
+    CHECK(arena_debug(0) == ARENA_DEBUG_NOREUSE);
 }
 
 /* Mistakes. Each must stop the program when something watches. */
@@ -240,9 +282,11 @@ int main(int count, char **args) {
     }
     setvbuf(stdout, NULL, _IONBF, 0);
     RUN(test_a_wiped_tick_leaves_nothing_in_any_chunk_also_pinned_ones);
+    RUN(test_a_wiped_tick_whose_thread_ends_leaves_nothing);
     RUN(test_blocks_are_zeroed_also_in_chunks_that_were_wiped_or_filled);
     RUN(test_the_words_of_the_dial);
     RUN(test_ended_memory_is_filled_and_not_used_again);
+    RUN(test_a_large_string_that_grows_leaves_its_old_place_out_of_use);
     RUN(test_a_guard_stops_what_touches_ended_memory);
     RUN(test_a_checker_stops_what_touches_memory_that_was_not_asked_for);
     RUN(test_a_guard_keeps_views_and_gives_memory_back);

@@ -138,6 +138,25 @@ static void test_the_process_has_a_limit_for_scratch_persisted_memory_and_strays
     CHECK(stats().scratch == 0 && stats().persisted == 0 && stats().strays == 0);
 }
 
+static void *no_resize(void *old, size_t size) {
+    (void)old, (void)size;
+    return NULL;
+}
+
+static void test_persisted_memory_that_cannot_be_had_counts_for_nobody(void) {
+    void *(*real)(void *, size_t) = arena__system.resize;
+    CHECK(arena_process_limit(1000) == ARENA_OK);
+    char *kept = arena_alloc_persist(100), *rest;
+    arena__system.resize = no_resize;
+    CHECK(!arena_alloc_persist(500) && arena_error() == ARENA_E_NOMEM);
+    CHECK(!arena_realloc_persist(kept, 600) && arena_error() == ARENA_E_NOMEM);
+    arena__system.resize = real;
+    CHECK(arena_size_persist(kept) == 100 && !arena_alloc_persist(901));
+    CHECK(arena_error() == ARENA_E_LIMIT && (rest = arena_alloc_persist(900)) != NULL);
+    arena_free_persist(kept), arena_free_persist(rest);
+    CHECK(arena_process_limit(SIZE_MAX) == ARENA_OK);
+}
+
 enum { THREADS = 8, LIMIT = 100000 };
 static _Atomic size_t together;
 
@@ -181,6 +200,7 @@ int main(void) {
     RUN(test_a_tick_that_ends_still_counts_for_those_around_it_until_it_is_over);
     RUN(test_a_limit_that_a_cleanup_sets_counts_the_tick_that_is_ending);
     RUN(test_a_tick_that_held_nothing_when_the_process_got_its_limit_is_under_it);
+    RUN(test_persisted_memory_that_cannot_be_had_counts_for_nobody);
     RUN(test_threads_together_never_pass_the_limit_of_the_process);
     return 0;
 }

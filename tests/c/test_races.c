@@ -99,6 +99,7 @@ static void test_a_view_may_die_in_another_thread_while_its_tick_ends(void) {
         arena__pin(chunk);
         arena__chunk *before = atomic_exchange(&handed, chunk);
         if (before) arena__unpin(before);
+        arena__pin(chunk), arena__unpin(chunk);
         arena_end(t);
     }
     while (atomic_load(&handed)) continue;
@@ -177,6 +178,7 @@ static void child(arena_tick *mine, const char *text, arena_tick *python) {
     detached_end(python);
     s = stats();
     CHECK(s.ticks_open == 0 && s.scratch == 0 && s.chunks == 0);
+    CHECK(arena_process_limit(s.persisted) == ARENA_OK && arena_process_limit(SIZE_MAX) == ARENA_OK);
     if (arena__tick_left_behind(mine)) abort();
     arena_trim(0);
     CHECK(stats().cached == 0);
