@@ -55,6 +55,35 @@ def thread_label(ident: int) -> str:
     return f"a thread that has ended (ident {ident})"
 
 
+_NOTES = 100  # on one exception
+_NO_MORE = "arena adds no more notes to this exception: it has too many"
+_NOTE = 20_000  # characters
+
+
+def _part_from(failure: BaseException, body: BaseException) -> None:
+    """Cut the body's exception out of what led to a failure, for it is the one with the note.
+
+    Left in, each note would tell all notes before it again.
+    """
+    seen: set[int] = set()
+    error: BaseException | None = failure
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if error.__cause__ is body:
+            error.__cause__ = None
+        if error.__context__ is body:
+            error.__context__ = None
+        error = error.__cause__ or error.__context__
+
+
+def _shortened(note: str) -> str:
+    left_out = len(note) - _NOTE
+    if left_out <= 0:
+        return note
+    half = _NOTE // 2
+    return f"{note[:half]}\n... {left_out} characters are left out ...\n{note[-half:]}"
+
+
 def settle(
     tick: str,
     failures: list[BaseException],
@@ -74,12 +103,19 @@ def settle(
     )
     notes = []
     if group is not None:
-        notes.append("".join(traceback.format_exception(group)).rstrip())
+        if body is not None:
+            for failure in failures:
+                _part_from(failure, body)
+        notes.append(_shortened("".join(traceback.format_exception(group)).rstrip()))
     if escape is not None:
         notes.append(f"EscapeError: {escape}")
     if body is not None:
-        for note in notes:
-            body.add_note(note)
+        # One exception may be raised through tick after tick, for as long as the process runs.
+        told = getattr(body, "__notes__", None)
+        room = _NOTES - (len(told) if isinstance(told, list) else 0)
+        if room > 0:
+            for note in notes if room > len(notes) else [*notes[: room - 1], _NO_MORE]:
+                body.add_note(note)
         return None
     # Ctrl-C and sys.exit() in a cleanup mean what they mean elsewhere; a group would hide them.
     leave = next((error for error in failures if not isinstance(error, Exception)), None)

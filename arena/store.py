@@ -25,8 +25,9 @@ class Store(MutableMapping[str, Handle]):
     cleared is freed at once, so a handle read before raises ``StaleError`` after; a view of it
     keeps its bytes until the view dies. ``pop`` hands the value over instead: it is the caller's.
 
-    Keys are ``str``. Any thread may use a store; each call is one step. Other Python values do not
-    live in arena memory: put ``json.dumps(value)`` in. Raises ``TypeError`` for those,
+    Keys are ``str``. Any thread may use a store; each call for one key is one step. Iterating
+    while another thread changes it raises ``RuntimeError`` or ``KeyError``. Other Python values
+    do not live in arena memory: put ``json.dumps(value)`` in. Raises ``TypeError`` for those,
     ``StaleError`` for a stale handle, ``MemoryError``; the value is then not put in, and what the
     key had before stays.
     """
@@ -46,17 +47,25 @@ class Store(MutableMapping[str, Handle]):
         return self._values[key]
 
     def __setitem__(self, key: str, value: str | Buffer) -> None:
+        self._put(key, self._persist(key, value))
+
+    def _persist(self, key: str, value: str | Buffer) -> Handle | None:
+        """Return a copy to put in, or None where the value is the one that is there."""
         if not isinstance(key, str):
             raise TypeError(f"the keys of a Store are str, not {type(key).__name__}")
         if value is not None and value is self._values.get(key):
-            return  # store[key] += "more" has changed the value in place
+            return None  # store[key] += "more" has changed the value in place
         try:
-            kept = _native.persist(value)
+            return _native.persist(value)
         except TypeError:
             raise TypeError(
                 f"a Store holds text and bytes, not {type(value).__name__}: "
                 "put in str, bytes, a handle, or json.dumps(value)"
             ) from None
+
+    def _put(self, key: str, kept: Handle | None) -> None:
+        if kept is None:
+            return
         old: Handle | None = _native._swap(self._values, str.__str__(key), kept)
         if old is not None:
             old._discard()
@@ -87,12 +96,22 @@ class Store(MutableMapping[str, Handle]):
         /,
         **more: str | Buffer,
     ) -> None:
-        """Put each value in, in order; an error leaves those before it in, as in a dict.
+        """Put all values in, or none: on an error the store is as it was.
 
         Raises as ``store[key] = value``.
         """
-        for key, value in dict(values, **more).items():
-            self[key] = value
+        given = dict(values, **more)
+        kept: dict[str, Handle | None] = {}
+        try:
+            for key, value in given.items():
+                kept[key] = self._persist(key, value)
+        except BaseException:
+            for handle in kept.values():
+                if handle is not None:
+                    handle._discard()
+            raise
+        for key, handle in kept.items():
+            self._put(key, handle)
 
     def setdefault(self, key: str, default: str | Buffer = "", /) -> Handle:
         """Return the value of ``key``; put ``default`` in first if there is none.

@@ -122,7 +122,8 @@ size_t arena_used(const arena_tick *tick);
  * in use already. */
 int arena_limit(arena_tick *tick, size_t bytes);
 
-/* Everything that the tick allocates is zeroed at its end: for secrets. */
+/* Everything that the tick allocates is zeroed at its end: for secrets. Ticks that are begun inside
+ * of it from now on are wiped, too. */
 int arena_wipe(arena_tick *tick);
 
 /* Calls fn(arg) when the tick ends. A cleanup may read the tick's memory; it may not allocate in

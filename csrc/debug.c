@@ -21,9 +21,11 @@ int arena_debug_words(const char *words) {
     int flags = 0;
     if (!words) return 0;
     while (*words) {
-        size_t length = strcspn(words, ","), i = 0;
+        words += strspn(words, " ");
+        size_t length = strcspn(words, ","), named = length, i = 0;
+        while (named && words[named - 1] == ' ') named--;
         while (i < COUNT &&
-               (strlen(WORDS[i].word) != length || memcmp(WORDS[i].word, words, length) != 0))
+               (strlen(WORDS[i].word) != named || memcmp(WORDS[i].word, words, named) != 0))
             i++;
         if (i == COUNT) return arena__fail(ARENA_E_INVALID);
         flags |= WORDS[i].flag;

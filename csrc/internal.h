@@ -112,12 +112,13 @@ typedef struct arena__thread {
     bool registered;  /* its end will be noticed */
     struct {          /* whose limit the last ARENA_E_LIMIT was of */
         const arena_tick *by; /* NULL: the process's */
+        size_t size;
         size_t used;
         size_t limit;
     } refusal;
 } arena__thread;
 
-/* initial-exec: one instruction to reach; 64 bytes fit the spare that glibc keeps for dlopen. */
+/* initial-exec: one instruction to reach; 72 bytes fit the spare that glibc keeps for dlopen. */
 #if defined(__GLIBC__) || defined(__linux__)
 #define ARENA__TLS __attribute__((tls_model("initial-exec")))
 #else

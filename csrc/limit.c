@@ -25,9 +25,10 @@ int arena__may_change(const arena_tick *tick) {
     return arena__fail(state == ARENA__ENDED ? ARENA_E_ENDED : ARENA_E_ENDING);
 }
 
-static ARENA__NOINLINE int refuse(const arena_tick *by, size_t used, size_t limit) {
+static ARENA__NOINLINE int refuse(const arena_tick *by, size_t size, size_t used, size_t limit) {
     if (limit >= ARENA__UNLIMITED) return arena__fail(ARENA_E_NOMEM);
     arena__self.refusal.by = by;
+    arena__self.refusal.size = size;
     arena__self.refusal.used = used;
     arena__self.refusal.limit = limit;
     return arena__fail(ARENA_E_LIMIT);
@@ -38,7 +39,7 @@ static int hold(size_t size) {
     size_t now = ARENA__LOAD(held);
     do {
         size_t limit = ARENA__LOAD(process_limit);
-        if (now > limit || size > limit - now) return refuse(NULL, now, limit);
+        if (now > limit || size > limit - now) return refuse(NULL, size, now, limit);
     } while (!atomic_compare_exchange_weak_explicit(&held, &now, now + size, memory_order_relaxed,
                                                     memory_order_relaxed));
     return ARENA_OK;
@@ -46,7 +47,7 @@ static int hold(size_t size) {
 
 static int within(const arena_tick *tick, size_t size) {
     size_t used = arena__used(tick) + tick->nested;
-    return size <= tick->cap - used ? ARENA_OK : refuse(tick, used, tick->cap);
+    return size <= tick->cap - used ? ARENA_OK : refuse(tick, size, used, tick->cap);
 }
 
 /* The next open tick around `tick` that its bytes count for. */

@@ -94,7 +94,7 @@ void arena__tick_open(arena_tick *tick, arena_tick *around) {
     tick->number = ARENA__ADD(ticks_begun, 1) + 1;
     tick->cleanups = NULL;
     tick->below = around;
-    tick->wipe = false;
+    tick->wipe = around && around->wipe; /* a secret is one in the ticks inside, too */
     tick->detached = true;
     ARENA__STORE(tick->state, ARENA__OPEN);
     arena__self.open++;

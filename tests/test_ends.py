@@ -216,7 +216,9 @@ def test_the_dial_reports_turns_and_refuses() -> None:
     assert arena.debug(fill=False) == off
 
 
-@pytest.mark.parametrize("words", ["f", "fill guard", "fill,", "sites=8", "guard=1", "\udcff"])
+@pytest.mark.parametrize(
+    "words", ["f", "fill guard", "fill,", "fill, ", "sites=8", "a=1", "\udcff"]
+)
 def test_words_in_the_environment_that_make_no_sense_are_an_import_error_of_one_line(
     words: str,
 ) -> None:
@@ -236,6 +238,21 @@ def test_words_in_the_environment_that_make_no_sense_are_an_import_error_of_one_
 
 
 def test_the_environment_sets_the_start() -> None:
-    for words, expected in (("fill,noreuse", "True True False"), ("guard", "False False True")):
+    for words, expected in (
+        ("fill,noreuse", "True True False"),
+        (" fill , noreuse ", "True True False"),
+        ("guard", "False False True"),
+        ("", "False False False"),
+    ):
         code = "import arena; d = arena.debug(); print(d.fill, d.noreuse, d.guard)"
         assert run(code, words).stdout.strip() == expected
+
+
+@looks_at_ended_memory
+def test_ticks_begun_in_a_wiped_one_are_wiped_too() -> None:
+    with arena.tick(wipe=True) as outer, arena.tick() as inner:
+        assert (outer.wipe, inner.wipe) == (True, True)
+        at = address_of(inner.strbuf(SECRET))
+    assert ctypes.string_at(at, len(SECRET)) == bytes(len(SECRET))
+    with arena.tick() as after:
+        assert not after.wipe

@@ -406,3 +406,27 @@ def test_memory_that_cannot_be_had_is_a_memory_error_that_leaves_all_as_it_was()
         assert (t.used, str(buf), str(other)) == (used, "content", "other")
         buf.append(" goes on")
         assert buf == "content goes on"
+
+
+def test_memory_that_is_not_to_be_had_says_how_much_was_asked_for() -> None:
+    with arena.tick() as t, pytest.raises(MemoryError, match=f"{2**62} bytes requested"):
+        t.alloc(2**62)
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "message"),
+    [
+        (lambda h: h["x"], TypeError, "an index is a whole number or a slice, not str"),
+        (lambda h: h[1.0], TypeError, "an index is a whole number or a slice, not float"),
+        (lambda h: h.__setitem__(0, "x"), TypeError, "a byte is a whole number from 0 to 255, not"),
+        (lambda h: h.__setitem__("x", 1), TypeError, "an index is a whole number or a slice"),
+        (lambda h: h.__delitem__(0), TypeError, r"a StrBuf is cut by truncate\(\)"),
+        (lambda h: 2**64 in h, ValueError, "a byte is from 0 to 255"),
+        (lambda h: -1 in h, ValueError, "a byte is from 0 to 255"),
+    ],
+)
+def test_a_wrong_index_or_byte_says_what_is_expected(
+    use: Callable[[object], object], error: type[Exception], message: str
+) -> None:
+    with arena.tick() as t, pytest.raises(error, match=message):
+        use(t.alloc(4))

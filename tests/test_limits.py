@@ -253,3 +253,11 @@ def test_a_limit_of_the_process_that_makes_no_sense_is_an_error(
     with pytest.raises(error):
         arena.set_limit(limit)  # type: ignore[arg-type]
     assert arena.stats().limit == 1 << 30
+
+
+def test_a_persisted_buffer_is_counted_with_its_nul_and_the_error_says_so() -> None:
+    before = held()
+    arena.set_limit(before + 10)
+    with pytest.raises(arena.LimitError, match=rf"11 bytes requested.*, {before} used"):
+        arena.strbuf_persist("x" * 10)
+    assert arena.strbuf_persist("x" * 9) == "x" * 9

@@ -861,3 +861,83 @@ def test_a_warning_about_a_lost_tick_may_keep_the_tick(monkeypatch: pytest.Monke
         del t
     ours = [t for t in kept if t.name == "kept after all"]
     assert (len(ours), ours[0].open, arena.stats().scratch) == (1, False, 0)
+
+
+def notes_of(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
+
+
+def test_a_note_does_not_tell_the_notes_before_it_again() -> None:
+    def walk(depth: int) -> None:
+        with arena.tick() as t:
+            t.cleanup(lambda: 1 / 0)
+            if depth:
+                walk(depth - 1)
+            raise LookupError("the body's own")
+
+    with pytest.raises(LookupError) as caught:
+        walk(60)
+    notes = notes_of(caught.value)
+    assert len(notes) == 61
+    assert all("ZeroDivisionError" in note and "LookupError" not in note for note in notes)
+    assert max(map(len, notes)) < 1000
+
+
+def test_a_cause_of_a_failure_is_told_unless_it_is_the_bodys_exception() -> None:
+    def fail() -> None:
+        try:
+            {}["its own"]
+        except KeyError as error:
+            raise RuntimeError("failed") from error
+
+    with pytest.raises(LookupError) as caught, arena.tick() as t:
+        t.cleanup(fail)
+        raise LookupError("the body's own")
+    (note,) = notes_of(caught.value)
+    assert "RuntimeError: failed" in note
+    assert "KeyError: 'its own'" in note
+    assert "the body's own" not in note
+
+
+def test_an_exception_that_goes_through_tick_after_tick_gets_a_bounded_number_of_notes() -> None:
+    error = LookupError("one for all")
+    for _ in range(300):
+        with pytest.raises(LookupError), arena.tick() as t:
+            t.cleanup(lambda: 1 / 0)
+            raise error
+    notes = notes_of(error)
+    assert len(notes) == 100
+    assert notes[-1].startswith("arena adds no more notes")
+    assert sum(map(len, notes)) < 100_000
+
+
+def test_a_note_of_many_failures_is_shortened() -> None:
+    def fail() -> None:
+        raise ValueError("x" * 100_000)
+
+    with pytest.raises(LookupError) as caught, arena.tick() as t:
+        t.cleanup(fail)
+        raise LookupError
+    (note,) = notes_of(caught.value)
+    assert "characters are left out" in note
+    assert len(note) < 21_000
+
+
+def test_a_tick_cannot_be_pickled_or_copied() -> None:
+    import copy
+    import pickle
+
+    t = arena.tick("t")
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(TypeError, match="cannot be pickled or copied"):
+            pickle.dumps(t, protocol)
+    with pytest.raises(TypeError, match="cannot be pickled or copied"):
+        copy.copy(t)
+
+
+@pytest.mark.parametrize("limit", [True, False])
+def test_a_bool_is_no_limit(limit: bool) -> None:
+    with pytest.raises(TypeError, match="a limit is a number of bytes, or None"):
+        arena.tick(limit=limit)
+    with pytest.raises(TypeError, match="a limit is a number of bytes, or None"):
+        arena.set_limit(limit)

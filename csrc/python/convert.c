@@ -165,7 +165,12 @@ static int text_limit(PyObject *text, size_t *limit) {
 
 int arena_py_limit(PyObject *object, size_t *limit) {
     *limit = ARENA__UNLIMITED;
-    if (!object || object == Py_None) return 0;
+    if (object == Py_None) return 0;
+    if (PyBool_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "a limit is a number of bytes, or None for no limit, not %R",
+                     object);
+        return -1;
+    }
     int failed = PyUnicode_Check(object) ? text_limit(object, limit)
                                          : arena_py_size(object, "a limit", limit);
     /* As good as none, and the core's arithmetic stays free of overflow. */

@@ -47,7 +47,9 @@ void arena_py_raise_unusable_as(Handle *handle, PyObject *stale) {
                                                          : "StrBuf";
     size_t size = arena_py_span(handle).size;
     if (!scope) {
-        PyErr_Format(stale, "this %s of %zu bytes was freed", kind, size);
+        PyErr_Format(stale,
+                     "this %s of %zu bytes was freed: by free(), or because its Store let go of it",
+                     kind, size);
         return;
     }
     if (arena__state(&scope->tick) != ARENA__ENDED) {
@@ -64,7 +66,8 @@ void arena_py_raise_unusable_as(Handle *handle, PyObject *stale) {
 }
 
 /* Whose limit it was, and who asked: the core has noted it. */
-static void raise_limit(Scope *scope, size_t requested) {
+static void raise_limit(Scope *scope) {
+    size_t requested = arena__self.refusal.size;
     const arena_tick *by = arena__self.refusal.by;
     size_t used = arena__self.refusal.used, limit = arena__self.refusal.limit;
     PyObject *asking = scope ? arena_py_describe(scope) : PyUnicode_FromString("a persist call");
@@ -88,15 +91,15 @@ static void raise_limit(Scope *scope, size_t requested) {
     Py_XDECREF(whose);
 }
 
-/* `requested` matters for ARENA_E_LIMIT only. */
+/* `requested` matters for ARENA_E_NOMEM only. */
 void arena_py_raise(int code, Scope *scope, size_t requested) {
     if (code == ARENA_E_LIMIT) {
-        raise_limit(scope, requested);
+        raise_limit(scope);
         return;
     }
     if (code == ARENA_E_NOMEM || !scope) {
         if (code == ARENA_E_NOMEM)
-            PyErr_NoMemory();
+            PyErr_Format(PyExc_MemoryError, "no memory: %zu bytes requested", requested);
         else
             PyErr_SetString(arena_py_lent.ArenaError, arena_strerror(code));
         return;

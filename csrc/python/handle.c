@@ -133,17 +133,37 @@ PyObject *arena_py_handle_compare(PyObject *self, PyObject *other, int op) {
     return PyBool_FromLong(equal == (op == Py_EQ));
 }
 
+static void raise_no_number(const char *expected, PyObject *got) {
+    PyObject *type = PyType_GetName(Py_TYPE(got));
+    if (type) PyErr_Format(PyExc_TypeError, "%s, not %U", expected, type);
+    Py_XDECREF(type);
+}
+
+static int byte_value(PyObject *value, char *byte) {
+    if (!PyIndex_Check(value)) {
+        raise_no_number("a byte is a whole number from 0 to 255", value);
+        return -1;
+    }
+    PyObject *number = PyNumber_Index(value);
+    long n = number ? PyLong_AsLong(number) : -1;
+    Py_XDECREF(number);
+    if (n == -1 && PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return -1;
+        PyErr_Clear();
+    }
+    if (n < 0 || n > 255) {
+        PyErr_SetString(PyExc_ValueError, "a byte is from 0 to 255");
+        return -1;
+    }
+    *byte = (char)(unsigned char)n;
+    return 0;
+}
+
 int arena_py_handle_contains(PyObject *self, PyObject *what) {
     unsigned char byte;
     Source source = {.data = (char *)&byte, .size = 1};
     if (PyLong_Check(what)) {
-        long value = PyLong_AsLong(what);
-        if (value == -1 && PyErr_Occurred()) return -1;
-        if (value < 0 || value > 255) {
-            PyErr_SetString(PyExc_ValueError, "a byte is from 0 to 255");
-            return -1;
-        }
-        byte = (unsigned char)value;
+        if (byte_value(what, (char *)&byte) < 0) return -1;
     } else if (arena_py_source(&source, what, "in") < 0) {
         return -1;
     }
@@ -159,6 +179,10 @@ int arena_py_handle_contains(PyObject *self, PyObject *what) {
 /* Where h[key] lies, or NULL with an exception. Asking the key may run Python code, so the handle
  * is checked after. */
 static char *byte_at(Handle *handle, PyObject *key) {
+    if (!PyIndex_Check(key)) {
+        raise_no_number("an index is a whole number or a slice", key);
+        return NULL;
+    }
     Py_ssize_t index = PyNumber_AsSsize_t(key, PyExc_IndexError);
     if ((index == -1 && PyErr_Occurred()) || arena_py_check(handle) < 0) return NULL;
     Span span = arena_py_span(handle);
@@ -203,27 +227,12 @@ PyObject *arena_py_handle_item(PyObject *self, PyObject *key) {
     return bytes;
 }
 
-static int byte_value(PyObject *value, char *byte) {
-    PyObject *number = PyNumber_Index(value);
-    long n = number ? PyLong_AsLong(number) : -1;
-    Py_XDECREF(number);
-    if (n == -1 && PyErr_Occurred()) {
-        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return -1;
-        PyErr_Clear();
-    }
-    if (n < 0 || n > 255) {
-        PyErr_SetString(PyExc_ValueError, "a byte is from 0 to 255");
-        return -1;
-    }
-    *byte = (char)(unsigned char)n;
-    return 0;
-}
-
 /* h[i] = byte, h[a:b] = as many bytes: the size never changes, so views may live. */
 int arena_py_handle_set_item(PyObject *self, PyObject *key, PyObject *value) {
     Handle *handle = (Handle *)self;
     if (!value) {
-        PyErr_SetString(PyExc_TypeError, "bytes of a handle cannot be deleted");
+        PyErr_SetString(PyExc_TypeError,
+                        "bytes of a handle cannot be deleted; a StrBuf is cut by truncate()");
         return -1;
     }
     if (Py_TYPE(key) != &PySlice_Type) {

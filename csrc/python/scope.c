@@ -166,7 +166,7 @@ Scope *arena_py_scope_begin(Tick *face, PyObject *name) {
     }
     scope->tick.below = scope->around ? &current->tick : NULL;
     if (face->limit != ARENA__UNLIMITED) (void)arena__cap(&scope->tick, face->limit);
-    scope->tick.wipe = face->wipe;
+    if (face->wipe) scope->tick.wipe = true;
 
     int collects = PyGC_Disable();
     PyObject *token = fast_set ? fast_set(variable, (PyObject *)scope)

@@ -379,7 +379,8 @@ static PyObject *get_limit(PyObject *self, void *unused) {
 
 static PyObject *get_wipe(PyObject *self, void *unused) {
     (void)unused;
-    return PyBool_FromLong(((Tick *)self)->wipe);
+    const Tick *tick = (Tick *)self;
+    return PyBool_FromLong(tick->scope ? tick->scope->tick.wipe : tick->wipe);
 }
 
 static PyObject *tick_repr(PyObject *self) {
@@ -477,7 +478,14 @@ static void tick_dealloc(PyObject *self) {
     Py_XDECREF(cleanups);
 }
 
+static PyObject *tick_reduce(PyObject *self, PyObject *protocol) {
+    (void)self, (void)protocol;
+    PyErr_SetString(PyExc_TypeError, "a Tick cannot be pickled or copied: it is open in one thread");
+    return NULL;
+}
+
 static PyMethodDef tick_methods[] = {
+    {"__reduce_ex__", tick_reduce, METH_O, NULL},
     {"__enter__", tick_enter, METH_NOARGS, "Begin the tick and make it current."},
     {"__exit__", (PyCFunction)(void (*)(void))tick_exit, METH_FASTCALL,
      "End the tick. An exception of the body always wins; what its cleanups raise is added as\n"
@@ -520,7 +528,10 @@ static PyGetSetDef tick_getset[] = {
      NULL},
     {"limit", get_limit, NULL,
      "The most bytes that it and the ticks inside of it may hold, or None. C: arena_limit.", NULL},
-    {"wipe", get_wipe, NULL, "True when all its memory is zeroed at the end. C: arena_wipe.", NULL},
+    {"wipe", get_wipe, NULL,
+     "True when all its memory is zeroed at the end: by wipe=True, or because it was begun in such a\n"
+     "tick. C: arena_wipe.",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

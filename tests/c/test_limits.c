@@ -192,13 +192,13 @@ static void test_threads_together_never_pass_the_limit_of_the_process(void) {
 }
 
 int main(void) {
-    /* First: from the first limit of a process on, every tick is strict from its begin. */
-    RUN(test_the_process_has_a_limit_for_scratch_persisted_memory_and_strays);
     RUN(test_an_inner_ticks_bytes_count_for_every_limit_around_it);
     RUN(test_a_limit_that_comes_late_counts_the_ticks_that_are_open_inside);
     RUN(test_strings_and_reallocs_are_charged_and_refunded_through_all_limits);
     RUN(test_a_tick_that_ends_still_counts_for_those_around_it_until_it_is_over);
     RUN(test_a_limit_that_a_cleanup_sets_counts_the_tick_that_is_ending);
+    /* From the first limit of the process on, every tick is strict from its begin. */
+    RUN(test_the_process_has_a_limit_for_scratch_persisted_memory_and_strays);
     RUN(test_a_tick_that_held_nothing_when_the_process_got_its_limit_is_under_it);
     RUN(test_persisted_memory_that_cannot_be_had_counts_for_nobody);
     RUN(test_threads_together_never_pass_the_limit_of_the_process);
