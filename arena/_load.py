@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,12 @@ if _native.lib.arena_debug_words(os.environb.get(b"ARENA_DEBUG", b"")) < 0:
         f"ARENA_DEBUG={os.environ['ARENA_DEBUG']!r} is not understood: it takes fill, noreuse and "
         "guard, with commas between them",
         name="arena",  # by this name runpy tells it in one line
+    )
+if b"sites=" in os.environb.get(b"ARENA_DEBUG", b""):
+    warnings.warn(
+        "ARENA_DEBUG: sites is not in this version of arena; the other words are on",
+        RuntimeWarning,
+        stacklevel=2,
     )
 match _native.lib.arena_py_register():
     case 0:

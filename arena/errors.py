@@ -36,7 +36,10 @@ class WrongThreadError(ArenaError, RuntimeError):
 
 
 class LimitError(ArenaError, MemoryError):
-    """An allocation would take a tick past its limit; the tick is as it was before the call."""
+    """An allocation would pass the limit of its tick, of one around it, or of the process.
+
+    Everything is as it was before the call. A ``MemoryError`` too.
+    """
 
 
 class EscapeError(ArenaError, BufferError):

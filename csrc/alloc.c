@@ -82,10 +82,14 @@ bool arena__extend(arena_tick *tick, arena__chunk *chunk, void *data, size_t old
     return true;
 }
 
+static ARENA__NOINLINE void tell_defined(const void *data, size_t size) {
+    arena__check_open(data, size);
+}
+
 /* Zeroes a fresh allocation, but not the pages that the system has just zeroed. */
 void arena__zero(arena__chunk *chunk, void *data, size_t size) {
     size_t start = (size_t)((char *)data - (char *)chunk);
-    if (arena__checked()) arena__check_open(data, size); /* and defined, also where nothing is set */
+    if (arena__checked()) tell_defined(data, size); /* also where nothing is set */
     if (start >= chunk->dirty) return;
     size_t dirty = chunk->dirty - start;
     memset(data, 0, size < dirty ? size : dirty);

@@ -101,7 +101,8 @@ int arena_process_limit(size_t bytes);
 /* The debug dial: sets which of ARENA_DEBUG_* are on for memory that goes from now on, and returns
  * those that were. NOREUSE and GUARD never give address space back, and GUARD maps memory in each
  * tick: they are for finding a bug. The environment variable ARENA_DEBUG ("fill,guard") sets the
- * start; arena_debug_words returns the flags of such a text, ARENA_E_INVALID when it is none. */
+ * start; arena_debug_words returns the flags of such a text, ARENA_E_INVALID when it is none.
+ * "sites=8" in it is allowed, and has no flag: the core records no sites. */
 int arena_debug(int flags);
 int arena_debug_now(void);
 int arena_debug_words(const char *words);

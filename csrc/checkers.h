@@ -43,8 +43,9 @@ enum {
     ARENA__VG_DEFINED = 0x4d430002
 };
 
-static inline uintptr_t arena__valgrind(uintptr_t request, uintptr_t a, uintptr_t b, uintptr_t c,
-                                        uintptr_t d) {
+__attribute__((noinline, cold, unused)) static uintptr_t arena__valgrind(uintptr_t request,
+                                                                         uintptr_t a, uintptr_t b,
+                                                                         uintptr_t c, uintptr_t d) {
     volatile uintptr_t arguments[6] = {request, a, b, c, d, 0};
     uintptr_t result = 0;
 #if defined(__x86_64__) && defined(__GNUC__)

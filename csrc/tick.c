@@ -76,16 +76,24 @@ static ARENA__NOINLINE arena_tick *more_records(void) {
     return list;
 }
 
+/* What a tick has from where it begins. */
+static ARENA__NOINLINE void inherit(arena_tick *tick, arena_tick *around) {
+    tick->wipe = around && around->wipe; /* a secret is one in the ticks inside, too */
+    tick->inside = around && (around->inside || around->cap < ARENA__UNLIMITED);
+    if (tick->inside) arena__make_strict(around);
+    if (!tick->inside && !ARENA__LOAD(arena__counting) && !arena__checked()) return;
+    tick->strict = true;
+    ARENA__STORE(tick->top, (size_t)0);
+    ARENA__STORE(tick->room, (size_t)0);
+}
+
 /* Opens a record whose memory is the caller's (zeroed, or a tick that was closed). `around` is the
  * open tick that it begins in, or NULL. */
 void arena__tick_open(arena_tick *tick, arena_tick *around) {
-    tick->inside = around && (around->inside || around->cap < ARENA__UNLIMITED);
-    if (ARENA__UNLIKELY(tick->inside)) arena__make_strict(around);
-    tick->strict = tick->inside || ARENA__LOAD(arena__counting) || arena__checked();
-    size_t room = ARENA__LIKELY(!tick->strict) ? ARENA__UNLIMITED : 0;
+    tick->inside = tick->strict = tick->wipe = false;
     tick->pos = tick->end = NULL;
-    ARENA__STORE(tick->top, room);
-    ARENA__STORE(tick->room, room);
+    ARENA__STORE(tick->top, ARENA__UNLIMITED);
+    ARENA__STORE(tick->room, ARENA__UNLIMITED);
     tick->cap = ARENA__UNLIMITED;
     tick->nested = 0;
     tick->current = tick->chunks = NULL;
@@ -94,10 +102,11 @@ void arena__tick_open(arena_tick *tick, arena_tick *around) {
     tick->number = ARENA__ADD(ticks_begun, 1) + 1;
     tick->cleanups = NULL;
     tick->below = around;
-    tick->wipe = around && around->wipe; /* a secret is one in the ticks inside, too */
     tick->detached = true;
     ARENA__STORE(tick->state, ARENA__OPEN);
     arena__self.open++;
+    if (ARENA__UNLIKELY(around != NULL || ARENA__LOAD(arena__counting) || arena__checked()))
+        inherit(tick, around);
 }
 
 /* From here on the tick takes no more work, but what it holds can still be read. */

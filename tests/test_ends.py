@@ -217,7 +217,7 @@ def test_the_dial_reports_turns_and_refuses() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["f", "fill guard", "fill,", "fill, ", "sites=8", "a=1", "\udcff"]
+    "words", ["f", "fill guard", "fill,", "fill, ", "sites=", "sites=x", "a=1", "\udcff"]
 )
 def test_words_in_the_environment_that_make_no_sense_are_an_import_error_of_one_line(
     words: str,
@@ -256,3 +256,10 @@ def test_ticks_begun_in_a_wiped_one_are_wiped_too() -> None:
     assert ctypes.string_at(at, len(SECRET)) == bytes(len(SECRET))
     with arena.tick() as after:
         assert not after.wipe
+
+
+def test_sites_are_not_there_yet_and_the_rest_of_the_dial_is_on() -> None:
+    code = "import arena; d = arena.debug(); print(d.fill, d.noreuse, d.guard)"
+    done = run(code, "fill,noreuse,guard,sites=8")
+    assert (done.returncode, done.stdout) == (0, "True True True\n")
+    assert "RuntimeWarning: ARENA_DEBUG: sites is not in this version" in done.stderr
