@@ -36,7 +36,7 @@ PyObject *arena_py_str_from(Scope *scope, const char *data, size_t size) {
 }
 
 /* Reading the argument may have run code that ended the tick. */
-static int still_open(Scope *scope) {
+static inline __attribute__((always_inline)) int still_open(Scope *scope) {
     if (!scope || (arena__state(&scope->tick) == ARENA__OPEN && arena_py_scope_mine(scope))) return 0;
     arena_py_raise_state(scope);
     return -1;

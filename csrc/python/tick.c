@@ -212,7 +212,7 @@ static ARENA__NOINLINE int settle(Tick *tick, PyObject *failures, size_t pinned,
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static bool is_open_here(const Tick *tick) {
+static inline __attribute__((always_inline)) bool is_open_here(const Tick *tick) {
     const Scope *scope = tick->scope;
     return ARENA__LIKELY(scope && arena__state(&scope->tick) == ARENA__OPEN && arena_py_scope_mine(scope));
 }
