@@ -1200,6 +1200,7 @@ static arena_tick *begin_tick(const char *name) {
     check_name(real, name ? name : "");
     tick *t = &model.ticks[model.depth++];
     *t = (tick){.real = real, .limit = ARENA__UNLIMITED, .number = ++model.stats.ticks_begun};
+    t->wipe = t > model.ticks && t[-1].wipe; /* what is wiped is so with all that is inside */
     same("arena_number", t->number, arena_number(real));
     for (size_t i = 0; i < model.ended_count; i++) /* the record is in use again */
         if (model.ended[i] == real) model.ended[i--] = model.ended[--model.ended_count];
