@@ -400,6 +400,43 @@ def test_a_buffer_export_that_ends_the_tick_is_a_stale_error_and_no_crash() -> N
         b.append(b"x")
 
 
+class Ends:
+    """Bytes whose view ends the tick."""
+
+    def __init__(self, tick: arena.Tick) -> None:
+        self.tick = tick
+
+    def __buffer__(self, flags: int) -> memoryview:
+        self.tick.end()
+        return memoryview(b"cont")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="__buffer__ in Python is new in 3.12")
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda t, buf, evil: buf == evil,
+        lambda t, buf, evil: buf != evil,
+        lambda t, buf, evil: evil in buf,
+        lambda t, buf, evil: buf.append(evil),
+        lambda t, buf, evil: buf.extend([evil]),
+        lambda t, buf, evil: buf.join(evil, ["a", "b"]),
+        lambda t, buf, evil: buf.join(",", ["a", evil]),
+        lambda t, buf, evil: buf.__setitem__(slice(0, 4), evil),
+        lambda t, buf, evil: buf.__setitem__(slice(0, 7, 2), evil),
+        lambda t, buf, evil: t.strdup(evil),
+        lambda t, buf, evil: t.strbuf(evil),
+        lambda t, buf, evil: arena.strdup(evil),
+    ],
+)
+def test_an_operand_whose_view_ends_the_tick_is_an_error_and_no_crash(use: Any) -> None:
+    t = arena.begin("evil")
+    buf = t.strbuf("content")
+    with pytest.raises((arena.StaleError, arena.TickError)):
+        use(t, buf, Ends(t))
+    assert (t.open, buf.stale, arena.stats().scratch) == (False, True, 0)
+
+
 @pytest.mark.parametrize(
     "call",
     [
