@@ -62,6 +62,8 @@ def needs_nomemory() -> None:
         pytest.skip(reason)
     if sys.implementation.name != "cpython" or hasattr(sys, "gettotalrefcount"):
         pytest.skip("a debug build of CPython asserts what a failure would break")
+    if sys.version_info[:2] == (3, 12):
+        pytest.skip("CPython 3.12 itself crashes where it has no memory for a function or a frame")
 
 
 def test_each_allocation_of_objects_may_fail_and_nothing_is_lost() -> None:
@@ -78,7 +80,7 @@ def test_each_allocation_of_objects_may_fail_and_nothing_is_lost() -> None:
 @pytest.mark.parametrize("in_a_row", [2, FOREVER])
 def test_several_allocations_of_objects_in_a_row_may_fail(in_a_row: int) -> None:
     needs_nomemory()
-    if sys.version_info >= (3, 13):
+    if sys.version_info >= (3, 12):
         pytest.skip("tried with the interpreters of which we know what they survive")
     found = sweep("objects", in_a_row)
     assert not found.problems, "\n\n".join(found.problems)

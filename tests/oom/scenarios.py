@@ -229,14 +229,20 @@ def ask_a_tick_about_itself() -> Scenario:
 
 @scenario
 def the_wrong_arguments_for_a_tick() -> Scenario:
+    # Made before memory fails: CPython 3.12.1 crashes when there is none for a function.
+    calls: list[tuple[type[Exception], Callable[[], object]]] = [
+        (TypeError, partial(arena.tick, 3)),
+        (TypeError, partial(arena.tick, "a", "b")),
+        (TypeError, lambda: arena.tick(limit=1.5)),  # type: ignore[arg-type]
+        (TypeError, lambda: arena.tick(what=1)),  # type: ignore[call-overload]
+        (ValueError, lambda: arena.tick(limit="much")),
+        (ValueError, lambda: arena.begin(escapes="x")),  # type: ignore[arg-type]
+        (TypeError, partial(arena.begin, len)),
+    ]
+
     def wrong() -> None:
-        expect(TypeError, arena.tick, 3)
-        expect(TypeError, arena.tick, "a", "b")
-        expect(TypeError, lambda: arena.tick(limit=1.5))  # type: ignore[arg-type]
-        expect(TypeError, lambda: arena.tick(what=1))  # type: ignore[call-overload]
-        expect(ValueError, lambda: arena.tick(limit="much"))
-        expect(ValueError, lambda: arena.begin(escapes="x"))  # type: ignore[arg-type]
-        expect(TypeError, arena.begin, len)
+        for error, call in calls:
+            expect(error, call)
 
     yield wrong
 
