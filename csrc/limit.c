@@ -3,7 +3,7 @@
  * A tick with a limit of its own and nothing else needs no code here: its `room` says what is left,
  * and the fast path compares with it. Everything else makes a tick strict: its room stays 0, each
  * request comes here and is decided against every limit that it falls under. A strict request costs
- * some 10 ns more. The other way, lending an inner tick a share of the outer one's room, keeps the
+ * some 20 ns more. The other way, lending an inner tick a share of the outer one's room, keeps the
  * fast path; but then the outer tick can be refused what it has only lent, and a limit is no longer
  * exact to the byte.
  *
