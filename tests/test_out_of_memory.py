@@ -73,7 +73,7 @@ def test_each_allocation_of_objects_may_fail_and_nothing_is_lost() -> None:
     ours = [name for name in SCENARIOS if not name.startswith("c ")]
     assert list(found.injected) == ours
     # The failures did reach us: most scenarios need some memory, and fail without.
-    assert sum(count > 0 for count in found.failed.values()) > 0.6 * len(ours)
+    assert sum(count > 0 for count in found.failed.values()) > 0.7 * len(ours)
     assert sum(found.injected.values()) > 2500
 
 
