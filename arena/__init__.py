@@ -43,9 +43,11 @@ from arena.errors import (
 from arena.loop import Ticks, ticks
 from arena.memory import Stats, stats
 from arena.store import Store
+from arena.tracing import Audit, Trace, audit, trace
 
 __all__ = [
     "ArenaError",
+    "Audit",
     "Block",
     "Debug",
     "EscapeError",
@@ -58,10 +60,12 @@ __all__ = [
     "Tick",
     "TickError",
     "Ticks",
+    "Trace",
     "WrongThreadError",
     "__version__",
     "alloc",
     "alloc_persist",
+    "audit",
     "begin",
     "cleanup",
     "current",
@@ -76,4 +80,5 @@ __all__ = [
     "strdup_persist",
     "tick",
     "ticks",
+    "trace",
 ]
