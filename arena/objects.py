@@ -92,6 +92,8 @@ def connect(host: int) -> int:
             "`pip install -e .` in the source tree",
             name="arena._objects",
         )
+    if code == -3:
+        raise ArenaError("a tick with objects=True is open: its objects are of the host before")
     if code < 0:
         raise ArenaError("objects=True: the allocators of CPython could not be hooked")
     _module = module

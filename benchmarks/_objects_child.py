@@ -26,7 +26,7 @@ from arena.objects import connect
 
 THREADS = 4
 DOCUMENTS = 24
-KEPT = 1500
+KEPT = 4000
 WORDS = "state tick name value of a the loop memory graph node edge plan step user note".split()
 
 Scope = Callable[[], contextlib.AbstractContextManager[object]]
@@ -48,16 +48,16 @@ def record(rng: random.Random, number: int) -> dict[str, Any]:
         "name": text(rng, 20),
         "note": text(rng, rng.choice((40, 200, 700, 3000))),
         "tags": [rng.choice(WORDS) for _ in range(rng.randrange(4, 90))],
-        "samples": [rng.random() for _ in range(rng.choice((8, 70, 300)))],
+        "samples": [rng.randrange(10**6) for _ in range(rng.choice((8, 70, 300)))],
         "fields": {f"{rng.choice(WORDS)}_{i}": i for i in range(rng.choice((5, 30, 120)))},
     }
 
 
 def documents() -> list[str]:
-    """Return the documents as JSON: 20 to 120 records each."""
+    """Return the documents as JSON: 20 to 400 records each."""
     rng = random.Random(12)
     return [
-        json.dumps([record(rng, i) for i in range(rng.randrange(20, 120))])
+        json.dumps([record(rng, i) for i in range(rng.randrange(20, 400))])
         for _ in range(DOCUMENTS)
     ]
 

@@ -46,6 +46,8 @@ static void not_told(uint32_t row, const char *text, size_t size) {
 static const arena_link_host NOBODY = {ARENA_LINK_VERSION, no_site, no_row, not_gone, not_resized,
                                        not_wanted, not_told};
 
+static const void *connected;
+
 static const arena_link_objects TABLE = {ARENA_LINK_VERSION, arena__capture_begin,
                                          arena__capture_end};
 
@@ -57,10 +59,18 @@ int arena_objects_connect(const void *host) {
     static bool hooked;
     const arena_link_host *table = host ? host : &NOBODY;
     if (table->version != ARENA_LINK_VERSION) return -1;
+    if (hooked && host == connected) return 0;
+    if (arena__captures_open()) return -3;
     if (!hooked && !arena__hooks_install()) return -2;
+    arena__blocks_forget_rows();
     hooked = true;
     arena__host = *table;
+    connected = host;
     return 0;
+}
+
+const void *arena_objects_host(void) {
+    return connected;
 }
 
 const void *arena_objects_table(void) {

@@ -395,6 +395,19 @@ size_t arena__blocks_escape(arena__capture *capture) {
     return before;
 }
 
+/* Nobody is told any more of what has escaped until now. */
+void arena__blocks_forget_rows(void) {
+    uint32_t end = arena__region.committed;
+    if (!end) return;
+    for (uint32_t at = arena__next_one(arena__region.used, 0, end); at < end;
+         at = arena__next_one(arena__region.used, at + 1, end)) {
+        const arena__span *span = &arena__region.spans[at];
+        unsigned slots = span->state == ARENA__SLOTS ? SLOTS[span->klass] : span->state == ARENA__RUN;
+        for (unsigned slot = 0; slot < slots; slot++)
+            if (!notes_of(at)[slot].tag) notes_of(at)[slot].site = 0;
+    }
+}
+
 /* The pages of a span that lie in free slots alone and hold memory. */
 static uint16_t idle_pages(const arena__span *span) {
     uint32_t busy = span->blank;

@@ -164,7 +164,7 @@ bool arena__block_fit(void *block, const arena__place *place, size_t size);
 void *arena__block_move(void *block, const arena__place *place, arena__capture *capture,
                         uint32_t site, size_t size);
 size_t arena__blocks_escape(arena__capture *capture);
-size_t arena__heap_holes(void);
+void arena__blocks_forget_rows(void);
 size_t arena__heap_trim(void);
 
 /* hooks.c */

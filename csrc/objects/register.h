@@ -23,9 +23,13 @@ typedef struct arena_objects_stats {
 const char *arena_objects_version(void);
 
 /* Hooks CPython's allocators, the first time, and takes the host's table (struct arena_link_host; NULL:
- * nobody is told anything). 0; -1 when the table is of another version; -2 when there is no room for
- * another hook. Never undone. */
+ * nobody is told anything). 0; -1 when the table is of another version; -2 when the hooks cannot be
+ * set; -3 when a tick that captures is open and the host is to be another one. A new host knows none
+ * of the rows of the one before: of what has escaped until then it hears nothing. Never undone. */
 int arena_objects_connect(const void *host);
+
+/* What was last connected: NULL at first. */
+const void *arena_objects_host(void);
 
 /* The table for the main module: struct arena_link_objects. */
 const void *arena_objects_table(void);
