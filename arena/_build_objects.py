@@ -1,8 +1,8 @@
 """The cffi builder of ``arena._objects``: the allocator behind ``arena.tick(objects=True)``.
 
 A module of its own, for it looks inside CPython's objects and cannot be abi3. Run by setuptools
-through ``cffi_modules`` in setup.py, which leaves it out with ARENA_NO_OBJECTS=1 in the environment;
-the switches of _build.py work here too.
+through ``cffi_modules`` in setup.py, which leaves it out with ARENA_NO_OBJECTS=1 in the
+environment; the switches of _build.py work here too.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from arena.objects import connect
 THREADS = 4
 DOCUMENTS = 24
 KEPT = 4000
-WORDS = "state tick name value of a the loop memory graph node edge plan step user note".split()
+WORDS = "state tick name value of a the loop memory graph node edge plan step user".split()  # noqa: SIM905
 
 Scope = Callable[[], contextlib.AbstractContextManager[object]]
 

@@ -25,8 +25,19 @@ def build() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "objects_host.so"
         subprocess.run(
-            [*shlex.split(os.environ.get("CC", "cc")), "-std=c11", "-g", "-shared", "-fPIC"]
-            + ["-Wall", "-Wextra", "-Werror", str(SOURCE), "-o", str(path)],
+            [
+                *shlex.split(os.environ.get("CC", "cc")),
+                "-std=c11",
+                "-g",
+                "-shared",
+                "-fPIC",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                str(SOURCE),
+                "-o",
+                str(path),
+            ],
             check=True,
         )
         return ctypes.PyDLL(str(path))  # which keeps the GIL in calls

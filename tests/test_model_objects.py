@@ -25,10 +25,10 @@ from hypothesis.stateful import (
     invariant,
     rule,
 )
+from objects_host import CALLOC, FREE, KINDS, MALLOC, REALLOC, Host, connected
 
 from arena import _objects
 from arena.objects import object_stats
-from objects_host import CALLOC, FREE, KINDS, MALLOC, REALLOC, Host, connected
 
 THREADS = 3
 ADOPTED = 4096  # see csrc/objects/hooks.c
@@ -241,7 +241,7 @@ class Objects(RuleBasedStateMachine):
         def grow() -> None:
             if isinstance(object_, list):
                 for number in range(more):
-                    object_.append(number)  # noqa: PERF402
+                    object_.append(number)
             elif isinstance(object_, dict):
                 for number in range(more):
                     object_[f"more {number}"] = number

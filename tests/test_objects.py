@@ -1,4 +1,4 @@
-"""Python's own blocks in ticks: which are captured, what escapes, and that each free finds its way."""
+"""Python's own blocks in ticks: which are captured, what escapes, and that each comes back."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from objects_host import CALLOC, FREE, KINDS, MALLOC, REALLOC, Host, connected
 
 import arena
 from arena import _objects, objects
 from arena.objects import connect, object_stats
-
-from objects_host import CALLOC, FREE, KINDS, MALLOC, REALLOC, Host, connected
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = Path(__file__).resolve().parent
@@ -61,7 +60,7 @@ def fill(address: int, size: int, value: int) -> None:
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run code in a child that has the recording host as `host`."""
     return subprocess.run(
-        [sys.executable, "-c", f"import sys\nsys.path[:0] = {[str(TESTS)] + sys.path!r}\n{code}"],
+        [sys.executable, "-c", f"import sys\nsys.path[:0] = {[str(TESTS), *sys.path]!r}\n{code}"],
         capture_output=True,
         text=True,
         timeout=120,
@@ -354,9 +353,7 @@ def examples_of(host: Host, make: Callable[[], object]) -> tuple[list[str], obje
         (lambda: bytearray(1_234_567), r"1,234,\d\d\d bytes \(a list's .*\)"),
     ],
 )
-def test_an_example_shows_what_escaped(
-    host: Host, make: Callable[[], object], text: str
-) -> None:
+def test_an_example_shows_what_escaped(host: Host, make: Callable[[], object], text: str) -> None:
     found, kept = examples_of(host, make)
     assert kept is not None
     assert any(re.fullmatch(text, one) for one in found), found
@@ -387,12 +384,10 @@ def test_a_forged_object_is_read_within_its_block_alone(host: Host) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("before", (513, 5000, 40_000, 3 * MIB))
-@pytest.mark.parametrize("after", (0, 1, 512, 513, 600, 4999, 5001, 39_000, 70_000, 9 * MIB))
-@pytest.mark.parametrize("when", ("inside", "after", "in the next tick"))
-def test_realloc_keeps_the_bytes(
-    host: Host, kind: str, before: int, after: int, when: str
-) -> None:
+@pytest.mark.parametrize("before", [513, 5000, 40_000, 3 * MIB])
+@pytest.mark.parametrize("after", [0, 1, 512, 513, 600, 4999, 5001, 39_000, 70_000, 9 * MIB])
+@pytest.mark.parametrize("when", ["inside", "after", "in the next tick"])
+def test_realloc_keeps_the_bytes(host: Host, kind: str, before: int, after: int, when: str) -> None:
     pattern = bytes(range(1, 252)) * (9 * MIB // 251 + 1)
     capture = host.begin(1)
     with host.site(51):
@@ -455,7 +450,7 @@ def test_a_list_that_grows_out_of_the_small_blocks_is_captured(host: Host) -> No
         before = object_stats().captured
         grown: list[int] = []
         for _ in range(1000):
-            grown.append(1)  # noqa: PERF402
+            grown.append(1)
         assert object_stats().captured - before >= 8000
         table = bytearray()
         for _ in range(3000):
@@ -554,7 +549,7 @@ print("fine")
     assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr
 
 
-@pytest.mark.parametrize("how", ("end", "sys.exit(0)", "raise SystemExit", "os._exit(0)"))
+@pytest.mark.parametrize("how", ["end", "sys.exit(0)", "raise SystemExit", "os._exit(0)"])
 def test_exit_with_open_ticks_and_live_blocks_is_quiet(how: str) -> None:
     code = f"""
 class Late:
@@ -624,9 +619,10 @@ print(connect(0) != 0)
     told, first, second = done.stdout.splitlines()
     assert "Start tracemalloc after the first tick with objects=True" in told
     assert (first, second, done.stderr) == ("True", "True", "")
-    assert "Start tracemalloc after" in run(
-        "from arena.objects import connect; connect(0)", PYTHONTRACEMALLOC="1"
-    ).stderr
+    assert (
+        "Start tracemalloc after"
+        in run("from arena.objects import connect; connect(0)", PYTHONTRACEMALLOC="1").stderr
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -853,7 +849,7 @@ else:
 def test_the_figures_are_those_of_the_header() -> None:
     header = (ROOT / "csrc/objects/register.h").read_text()
     names = re.findall(r"uint64_t (\w+);", header)
-    assert [field for field in objects.ObjectStats.__dataclass_fields__] == names
+    assert list(objects.ObjectStats.__dataclass_fields__) == names
 
 
 def test_calls_through_lib_keep_the_gil() -> None:
