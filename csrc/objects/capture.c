@@ -9,9 +9,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define WINDOW 10 /* ends of ticks; see region.c */
-#define IDLE 16   /* spans that are freed while no tick is open count as an end */
-
 _Thread_local arena__thread *arena__self __attribute__((tls_model("initial-exec")));
 arena__capture *arena__by_tag[1 << 16]; /* 0 is nobody's */
 arena_link_host arena__host;
@@ -20,7 +17,6 @@ static struct {
     arena__capture *spare; /* by `below` */
     uint32_t made;
     size_t open;
-    unsigned ends;
     pthread_key_t key;
     bool has_key;
     bool asking; /* for a site: what is allocated meanwhile stays outside */
@@ -104,10 +100,7 @@ size_t arena__capture_end(void *data) {
     capture->below = captures.spare;
     captures.spare = capture;
     captures.open--;
-    if (++captures.ends >= WINDOW) {
-        captures.ends = 0;
-        arena__spans_roll();
-    }
+    arena__retention_end(captures.open == 0);
     return escaped;
 }
 

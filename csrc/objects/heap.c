@@ -31,8 +31,12 @@ enum { BLANK_RUN = 4 };
 
 arena__tally arena__counted;
 
+enum { STIRRED = CLASSES, MAPS };
+
 static struct {
-    uint64_t *open[CLASSES]; /* a bit for each span of the class that has a free slot */
+    uint64_t *open[MAPS]; /* a bit for each span of the class that has a free slot; and the last: for
+                           * each span that a tick had blocks in since the last rest */
+    uint32_t stirred_end; /* of that map, in words */
     uint32_t lowest[CLASSES];
     uint32_t open_count[CLASSES];
     uint32_t size[CLASSES];
@@ -54,7 +58,7 @@ bool arena__heap_set_up(void) {
         if ((i + 1) * 16 > heap.size[klass]) klass++;
         heap.class_of[i] = (uint8_t)klass;
     }
-    return arena__region_reserve(CLASSES, heap.open);
+    return arena__region_reserve(MAPS, heap.open);
 }
 
 static arena__note *notes_of(uint32_t at) {
@@ -379,7 +383,9 @@ static void escape_slots(arena__capture *capture, uint32_t at) {
 /* All that is alive of a capture has escaped. Returns how many blocks that are. */
 size_t arena__blocks_escape(arena__capture *capture) {
     size_t before = capture->live;
+    if (capture->high > heap.stirred_end) heap.stirred_end = capture->high;
     for (uint32_t word = capture->low; word < capture->high; word++) {
+        heap.open[STIRRED][word] |= capture->seen[word];
         for (uint64_t bits = capture->seen[word]; bits && capture->live; bits &= bits - 1)
             escape_slots(capture, (word << 6) + (uint32_t)__builtin_ctzll(bits));
         capture->seen[word] = 0;
@@ -418,26 +424,56 @@ static uint16_t idle_pages(const arena__span *span) {
     return (uint16_t)~busy;
 }
 
+/* Gives those pages back. Returns how many, and adds to the calls that it took. */
+static unsigned blank_pages(uint32_t at, uint64_t *calls) {
+    arena__span *span = &arena__region.spans[at];
+    uint32_t idle = idle_pages(span);
+    unsigned given = 0;
+    span->blank |= (uint16_t)idle;
+    while (idle) {
+        unsigned first = (unsigned)__builtin_ctz(idle);
+        unsigned count = (unsigned)__builtin_ctz(~(idle >> first));
+        idle &= ~(((1u << count) - 1) << first);
+        (void)madvise(arena__span_start(at) + first * heap.page, count * heap.page, MADV_DONTNEED);
+        given += count;
+        ++*calls;
+    }
+    arena__region.given_back += given * heap.page;
+    return given;
+}
+
+static bool knows_pages(void) {
+    return ARENA__SPAN / heap.page == 16; /* else `blank` does not have a bit for each */
+}
+
 /* Gives back the whole pages between the blocks of spans that are in use. Returns bytes. */
 size_t arena__heap_trim(void) {
+    uint64_t calls = 0;
     size_t given = 0;
-    if (ARENA__SPAN / heap.page != 16) return 0;
+    if (!heap.page || !knows_pages()) return 0;
     for (unsigned klass = 0; klass < CLASSES; klass++) {
         uint32_t at = heap.lowest[klass], end = arena__region.committed;
-        for (; at < end; at = arena__next_one(heap.open[klass], at + 1, end)) {
-            arena__span *span = &arena__region.spans[at];
-            uint32_t idle = idle_pages(span);
-            span->blank |= (uint16_t)idle;
-            while (idle) {
-                unsigned first = (unsigned)__builtin_ctz(idle);
-                unsigned count = (unsigned)__builtin_ctz(~(idle >> first));
-                idle &= ~(((1u << count) - 1) << first);
-                (void)madvise(arena__span_start(at) + first * heap.page, count * heap.page,
-                              MADV_DONTNEED);
-                given += count * heap.page;
-            }
-        }
+        for (; at < end; at = arena__next_one(heap.open[klass], at + 1, end))
+            given += blank_pages(at, &calls) * heap.page;
     }
-    arena__region.given_back += given;
     return given;
+}
+
+/* The same, where ticks had blocks since the last time, until it has taken as long as that many pages.
+ * Returns what it took in pages, with so many for each call. */
+uint64_t arena__heap_rest(uint64_t pages, uint64_t per_call) {
+    uint64_t calls = 0, given = 0;
+    if (!knows_pages()) return 0;
+    while (heap.stirred_end) {
+        uint64_t *word = &heap.open[STIRRED][heap.stirred_end - 1];
+        for (; *word; *word &= ~((uint64_t)1 << (63 - __builtin_clzll(*word)))) {
+            uint32_t at = ((heap.stirred_end - 1) << 6) + 63 - (uint32_t)__builtin_clzll(*word);
+            const arena__span *span = &arena__region.spans[at];
+            if (given + calls * per_call >= pages) return given + calls * per_call;
+            if (span->state == ARENA__SLOTS && (span->free[0] | span->free[1]))
+                given += blank_pages(at, &calls);
+        }
+        heap.stirred_end--;
+    }
+    return given + calls * per_call;
 }

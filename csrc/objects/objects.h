@@ -3,8 +3,8 @@
  * The module puts Python's own blocks, those above 512 bytes that are asked for while a tick with
  * objects=True is open, into a region of its own. From the bottom up:
  *
- *   region.c    one reserved range of addresses, cut into spans of 64 KiB; which span is free, and
- *               when the memory of free ones goes back to the system
+ *   region.c    one reserved range of addresses, cut into spans of 64 KiB; which of them are free
+ *   retention.c when the memory of free spans goes back to the system
  *   heap.c      blocks in spans: size classes, runs of spans for what is larger, and a note on each
  *               block that says which tick it is of
  *   capture.c   a tick: which one captures on this thread, and what is left of it at its end
@@ -92,7 +92,6 @@ uint32_t arena__spans_take(uint32_t count, bool *clean);
 bool arena__spans_extend(uint32_t first, uint32_t count, uint32_t more, bool *clean);
 void arena__spans_put(uint32_t first, uint32_t count, bool dirty);
 void arena__spans_blank(uint32_t first, uint32_t count);
-void arena__spans_roll(void);
 size_t arena__spans_trim(uint32_t keep);
 uint32_t arena__next_one(const uint64_t *map, uint32_t from, uint32_t end);
 uint32_t arena__next_zero(const uint64_t *map, uint32_t from, uint32_t end);
@@ -104,6 +103,11 @@ static inline bool arena__ours(const void *block) {
 static inline char *arena__span_start(uint32_t at) {
     return (char *)arena__region.base + ((size_t)at << ARENA__SPAN_SHIFT);
 }
+
+/* retention.c */
+void arena__retention_seen(uint32_t dirty);
+void arena__retention_end(bool quiet);
+void arena__retention_idle(uint32_t spans);
 
 /* capture.c */
 typedef struct arena__capture arena__capture;
@@ -166,6 +170,7 @@ void *arena__block_move(void *block, const arena__place *place, arena__capture *
 size_t arena__blocks_escape(arena__capture *capture);
 void arena__blocks_forget_rows(void);
 size_t arena__heap_trim(void);
+uint64_t arena__heap_rest(uint64_t pages, uint64_t per_call);
 
 /* hooks.c */
 bool arena__hooks_install(void);

@@ -1,4 +1,4 @@
-/* region.c: one reserved range of addresses, its spans, and when their memory goes back.
+/* region.c: one reserved range of addresses, and which of its spans are free.
  *
  * One range, so that "is this block ours?" is a subtraction and a compare, in every free of the
  * process. It is reserved without access rights, which costs no memory and counts against no limit
@@ -6,11 +6,6 @@
  *
  * Free spans are found lowest address first, those that still hold memory before untouched ones. So
  * what is in use stays dense at the bottom, and what goes back goes from the top.
- *
- * What goes back: a window is ARENA__WINDOW ends of ticks. The fewest free spans that there were at
- * any time of it are those that nobody needed. What neither this window nor the one before needed goes
- * back at its end, so that a spike is forgotten after at most 3 windows, and a steady loop makes no
- * system call.
  */
 #include "objects.h"
 
@@ -27,7 +22,6 @@ static struct {
     uint32_t step;
     uint32_t clean_from; /* no span below it is free */
     uint32_t dirty_from; /* no span below it is dirty */
-    uint32_t low, low_last; /* the fewest dirty spans of this window, and of the last */
 } pool;
 
 /* How many bytes of addresses to ask for first: a quarter of what the process may have. */
@@ -138,7 +132,7 @@ static bool enter_use(uint32_t first, uint32_t count) {
     (void)mark(arena__region.used, first, count, true);
     arena__region.in_use += count;
     arena__region.dirty_count -= dirty;
-    if (arena__region.dirty_count < pool.low) pool.low = arena__region.dirty_count;
+    arena__retention_seen(arena__region.dirty_count);
     return dirty == 0;
 }
 
@@ -198,6 +192,7 @@ void arena__spans_put(uint32_t first, uint32_t count, bool dirty) {
     (void)mark(arena__region.dirty, first, count, true);
     arena__region.dirty_count += count;
     if (first < pool.dirty_from) pool.dirty_from = first;
+    if (!arena__captures_open()) arena__retention_idle(count);
 }
 
 /* Spans in use lose their contents and their memory. */
@@ -222,15 +217,6 @@ size_t arena__spans_trim(uint32_t keep) {
         give_back(at, end - at);
     }
     arena__region.dirty_count = left;
-    if (pool.low > left) pool.low = left;
-    if (pool.low_last > left) pool.low_last = left;
+    arena__retention_seen(left);
     return (size_t)given << ARENA__SPAN_SHIFT;
-}
-
-/* The end of a window. */
-void arena__spans_roll(void) {
-    uint32_t idle = pool.low < pool.low_last ? pool.low : pool.low_last;
-    pool.low_last = pool.low - idle;
-    if (idle) (void)arena__spans_trim(arena__region.dirty_count - idle);
-    pool.low = arena__region.dirty_count;
 }
