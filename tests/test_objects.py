@@ -601,6 +601,7 @@ def test_tracemalloc_may_start_and_stop_on_top(host: Host) -> None:
     assert json.dumps(before) == json.dumps(during) == text
 
 
+@pytest.mark.as_ever
 def test_under_tracemalloc_the_first_tick_is_refused_and_later_ones_are_not() -> None:
     code = """
 import tracemalloc
@@ -817,6 +818,7 @@ def test_what_had_escaped_goes_back_when_it_dies_with_no_tick_open(host: Host) -
     assert after.cached <= before.cached + 3 * MIB
 
 
+@pytest.mark.as_ever
 def test_small_ticks_make_no_system_call_to_give_memory_back(host: Host) -> None:
     def turn() -> None:
         with host.tick():
@@ -917,6 +919,7 @@ def test_another_host_hears_nothing_of_what_escaped_before(host: Host) -> None:
     assert host.of_site(92) == []
 
 
+@pytest.mark.as_ever
 @pytest.mark.parametrize(
     ("break_it", "told"),
     [
