@@ -1,8 +1,8 @@
 /* sites.c: which Python code is running, which handles outlive their ticks, and the rows of the map as
  * Python objects.
  *
- * A site is found by the code objects and instructions of the frames; lines and names are looked up
- * once, when it is new. The frames are read by a walker of the objects module, which is compiled for
+ * A site is found by the code objects and instructions of the frames; their lines are looked up once,
+ * and their names when the site is new. The frames are read by a walker of the objects module, which is compiled for
  * this version of CPython, else in the public way. PyFrame_GetBack, PyFrame_GetLasti and
  * PyCode_Addr2Line are public but outside the stable ABI, so they are looked up by name, as in scope.c.
  */
@@ -64,6 +64,7 @@ static const char *text_of(PyObject *of, const char *name, PyObject **keep) {
     return text;
 }
 
+/* Of code objects and lines: the instruction of a call is another one once CPython has specialized it. */
 static uint32_t new_site(const uintptr_t *key, uint32_t depth) {
     arena_frame told[ARENA__DEPTH];
     PyObject *files[ARENA__DEPTH], *functions[ARENA__DEPTH];
@@ -71,7 +72,7 @@ static uint32_t new_site(const uintptr_t *key, uint32_t depth) {
         PyObject *of = (PyObject *)key[2 * i];
         told[i].file = text_of(of, "co_filename", &files[i]);
         told[i].function = text_of(of, "co_qualname", &functions[i]);
-        told[i].line = code_line(of, (int)key[2 * i + 1]);
+        told[i].line = (int)key[2 * i + 1];
     }
     uint32_t number = arena__site_add(key, 2 * depth, told, depth);
     for (uint32_t i = 0; i < depth; i++) {
@@ -146,6 +147,8 @@ static ARENA__NOINLINE uint32_t find_site(const uintptr_t *key, uint32_t frames,
         number = HAS_OWN;
     } else if (found) {
         if (found > depth) found = depth;
+        for (uint32_t i = 0; i < found; i++)
+            trimmed[2 * i + 1] = (uintptr_t)code_line((PyObject *)trimmed[2 * i], (int)trimmed[2 * i + 1]);
         number = arena__site_find(trimmed, 2 * found);
         if (!number) number = new_site(trimmed, found);
     }
