@@ -35,11 +35,14 @@ from arena.debugging import Debug, debug
 from arena.errors import (
     ArenaError,
     EscapeError,
+    GrowthError,
     LimitError,
     StaleError,
     TickError,
     WrongThreadError,
 )
+from arena.escapes import Escape, EscapeMap, Frame, escapes
+from arena.growth import assert_no_growth
 from arena.loop import Ticks, ticks
 from arena.memory import Stats, stats
 from arena.store import Store
@@ -48,7 +51,11 @@ __all__ = [
     "ArenaError",
     "Block",
     "Debug",
+    "Escape",
     "EscapeError",
+    "EscapeMap",
+    "Frame",
+    "GrowthError",
     "LimitError",
     "StaleError",
     "Stats",
@@ -62,11 +69,13 @@ __all__ = [
     "__version__",
     "alloc",
     "alloc_persist",
+    "assert_no_growth",
     "begin",
     "cleanup",
     "current",
     "debug",
     "end",
+    "escapes",
     "persist",
     "set_limit",
     "stats",
