@@ -65,7 +65,8 @@ def short_path(file: str) -> str:
 
 def place(frame: Frame) -> str:
     """``file:line in function``, which terminals and editors know."""
-    return f"{clean(short_path(frame.file))}:{frame.line} in {clean(frame.function)}"
+    line = f":{frame.line}" if frame.line else ""  # of C code it may not be known
+    return f"{clean(short_path(frame.file))}{line} in {clean(frame.function)}"
 
 
 def source(frame: Frame, around: int = 0) -> list[tuple[int, str]]:
@@ -112,7 +113,8 @@ def lines_about(row: Escape) -> Iterator[str]:
     if row.age:
         facts.append(f"alive for {_seconds(row.age)}")
     if row.growing:
-        facts.append("GROWS")
+        peak = max((live for _, live in row.history), default=0)
+        facts.append(f"GREW to {size(peak)} before it was freed" if row.freed else "GROWS")
     yield "  " + ", ".join(facts)
     if row.example:
         yield f"  such as {clean(row.example)}"
@@ -123,23 +125,28 @@ def headline(shown: EscapeMap) -> str:
     live, growing = shown.live, shown.growing
     if shown.changes and not len(shown):
         return "Nothing changed."
-    if not live:
-        return "No more is alive than before." if shown.changes else "Nothing escapes."
-    count = sum(row.count for row in live)
-    told = (
-        f"{count:,} escape{'s' * (count != 1)} {'more ' * shown.changes}alive, "
-        f"{size(sum(row.bytes for row in live))}, from {len(live):,} place{'s' * (len(live) != 1)}"
-    )
+    if live:
+        count = sum(row.count for row in live)
+        told = (
+            f"{_plural(count, 'escape')} {'more ' * shown.changes}alive, "
+            f"{size(sum(row.bytes for row in live))}, from {_plural(len(live), 'place')}"
+        )
+    else:
+        told = "No more is alive than before" if shown.changes else "Nothing escapes"
     if not growing:
-        return told + "; none keeps growing."
+        return told + ("; none keeps growing." if live else ".")
     rate = size(sum(row.slope for row in growing))
     return f"{told}; {len(growing):,} keep{'s' * (len(growing) == 1)} growing, by {rate} a tick."
 
 
+def _plural(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def hidden_line(shown: EscapeMap, hidden: int) -> str:
     """What is said in place of freed rows."""
-    what = "rows that hold no more or less" if shown.changes else "freed rows"
-    return f"({hidden:,} {what} not shown)"
+    what = "unchanged row" if shown.changes else "freed row"
+    return f"({_plural(hidden, what)} not shown)"
 
 
 def cells(row: Escape, changes: bool) -> tuple[str, str, str, str]:

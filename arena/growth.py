@@ -24,7 +24,7 @@ _Alive: TypeAlias = dict[_Source, tuple[int, int]]
 
 
 @overload
-def assert_no_growth(
+def assert_no_growth(  # type: ignore[overload-overlap]
     fn: Callable[[], Coroutine[Any, Any, object]],
     *,
     ticks: int = 50,
