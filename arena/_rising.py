@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
-__all__ = ["History", "keeps_rising", "slope"]
+__all__ = ["History", "keeps_rising", "slope", "summed"]
 
 History: TypeAlias = Sequence[tuple[int, int]]
 """Points (turn, bytes), oldest first: the lowest number of live bytes from that turn on to the next
@@ -56,3 +56,18 @@ def keeps_rising(history: History) -> bool:
             index += 1
         levels.append(floors[index])
     return all(earlier < later for earlier, later in pairwise(levels))
+
+
+def summed(one: History, other: History) -> tuple[tuple[int, int], ...]:
+    """The history of both together: at each turn no more than the lowest number of their sum."""
+    *_, now = one
+    *_, other_now = other
+    points = []
+    for turn in sorted({turn for turn, _ in (*one[:-1], *other[:-1])}):
+        points.append((turn, _at(one, turn) + _at(other, turn)))
+    return (*points, (max(now[0], other_now[0]), now[1] + other_now[1]))
+
+
+def _at(history: History, turn: int) -> int:
+    """Bytes at this turn; what is now is no part of any turn."""
+    return next((live for begun, live in reversed(history[:-1]) if begun <= turn), 0)

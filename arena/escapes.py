@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import IO, Any, Literal, TypeAlias, overload
 
 from arena import _native
-from arena._rising import keeps_rising, slope
+from arena._rising import keeps_rising, slope, summed
 from arena._version import __version__
 
 __all__ = ["Escape", "EscapeMap", "Frame", "escapes"]
@@ -258,25 +258,46 @@ def _written(text: str, path: Path | None) -> str:
 
 
 def _row(raw: dict[str, Any]) -> Escape:
-    """A row as the native module tells it, with what follows from its history."""
-    history = tuple(map(tuple, raw["history"]))
+    """A row as the native module tells it."""
     sites: dict[str, Any] = {
         name: tuple(Frame(file, line, function) for file, function, line in raw[name])
         for name in ("site", "used")
     }
-    return Escape(
-        **{
-            **raw,
-            **sites,
-            "history": history,
-            "slope": slope(history),
-            "growing": raw["count"] > 0 and keeps_rising(history),
-        }
+    history = tuple(map(tuple, raw["history"]))
+    return Escape(**{**raw, **sites, "history": history, "slope": 0.0, "growing": False})
+
+
+def _merged(one: Escape, other: Escape) -> Escape:
+    """One row of two with the same key, such as from two calls in one line."""
+    sums: dict[str, Any] = {
+        name: getattr(one, name) + getattr(other, name)
+        for name in ("count", "bytes", "count_ever", "bytes_ever", "uses")
+    }
+    return dataclasses.replace(
+        one,
+        **sums,
+        used=one.used or other.used,
+        first=min(one.first, other.first),
+        last=max(one.last, other.last),
+        age=max(one.age, other.age),
+        example=one.example or other.example,
+        turn=max(one.turn, other.turn),
+        history=summed(one.history, other.history),
     )
 
 
 def _map(rows: Iterable[dict[str, Any]]) -> EscapeMap:
-    return EscapeMap(tuple(map(_row, rows)))
+    found: dict[Any, Escape] = {}
+    for row in map(_row, rows):
+        same = found.get(row._key)
+        found[row._key] = row if same is None else _merged(same, row)
+    return EscapeMap(tuple(map(_judged, found.values())))
+
+
+def _judged(row: Escape) -> Escape:
+    """The row with what follows from its history."""
+    growing = row.count > 0 and keeps_rising(row.history)
+    return dataclasses.replace(row, slope=slope(row.history), growing=growing)
 
 
 def escapes() -> EscapeMap:
