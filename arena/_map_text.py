@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 from collections.abc import Iterator
@@ -10,9 +11,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from arena.escapes import Escape, EscapeMap, Frame
 
-__all__ = ["clean", "headline", "lines_about", "place", "size", "source", "text", "within"]
+__all__ = [
+    "clean",
+    "headline",
+    "lines_about",
+    "place",
+    "plural",
+    "size",
+    "source",
+    "text",
+    "within",
+]
 
 _LONG = 200  # characters: more of a name or an example helps nobody
+_INSTALLED = os.path.join(os.sep, "site-packages", "")
+_STANDARD = os.path.join(os.path.dirname(os.__file__), "")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -54,13 +67,15 @@ def _seconds(age: float) -> str:
 
 
 def short_path(file: str) -> str:
-    """The file as seen from the working directory, where that is shorter."""
-    try:
-        here = os.getcwd()
-    except OSError:  # it was removed
-        return file
-    inside = file.removeprefix(here.rstrip(os.sep) + os.sep)
-    return inside or file
+    """The file as seen from the working directory, or as the library that it is of names it."""
+    _, installed, inside = file.rpartition(_INSTALLED)
+    if installed:
+        return inside
+    with contextlib.suppress(OSError):  # the working directory was removed
+        here = os.path.join(os.getcwd(), "")
+        if file.startswith(here):
+            return file[len(here) :]
+    return file.removeprefix(_STANDARD)
 
 
 def place(frame: Frame) -> str:
@@ -103,7 +118,7 @@ def lines_about(row: Escape) -> Iterator[str]:
         yield "place unknown (turn on arena.trace())"
     if row.uses:
         where = f", last at {place(row.used[0])}" if row.used else ""
-        yield f"  used {row.uses:,} times when stale{where}"
+        yield f"  used {plural(row.uses, 'time')} when stale{where}"
         if row.used:
             yield from _line(row.used[0])
     facts = [f"tick {clean(repr(row.tick))}" if row.tick is not None else "ticks without a name"]
@@ -128,8 +143,8 @@ def headline(shown: EscapeMap) -> str:
     if live:
         count = sum(row.count for row in live)
         told = (
-            f"{_plural(count, 'escape')} {'more ' * shown.changes}alive, "
-            f"{size(sum(row.bytes for row in live))}, from {_plural(len(live), 'place')}"
+            f"{plural(count, 'escape')} {'more ' * shown.changes}alive, "
+            f"{size(sum(row.bytes for row in live))}, from {plural(len(live), 'place')}"
         )
     else:
         told = "No more is alive than before" if shown.changes else "Nothing escapes"
@@ -139,14 +154,14 @@ def headline(shown: EscapeMap) -> str:
     return f"{told}; {len(growing):,} keep{'s' * (len(growing) == 1)} growing, by {rate} a tick."
 
 
-def _plural(number: int, what: str) -> str:
+def plural(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def hidden_line(shown: EscapeMap, hidden: int) -> str:
     """What is said in place of freed rows."""
     what = "unchanged row" if shown.changes else "freed row"
-    return f"({_plural(hidden, what)} not shown)"
+    return f"({plural(hidden, what)} not shown)"
 
 
 def cells(row: Escape, changes: bool) -> tuple[str, str, str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import arena
+from arena._map_text import plural
 from arena.escapes import Escape, EscapeMap, as_it_ran, escapes
 
 __all__ = ["Plugin"]
@@ -89,7 +90,7 @@ class _Watch:
         if growth and self._allowed.flat:
             found += as_it_ran(changes).growing
             if found:
-                said.append(f"memory from {_number(len(found), 'place')} keeps growing")
+                said.append(f"memory from {plural(len(found), 'place')} keeps growing")
         if escapes and self._allowed.max_escapes is not None:
             new = [row for row in changes if row.count > self._shared[row._key]]
             count = sum(row.count - self._shared[row._key] for row in new)
@@ -97,16 +98,12 @@ class _Watch:
                 keys = {row._key for row in found}
                 found += (row for row in new if row._key not in keys)
                 said.append(
-                    f"{_number(count, 'new escape')} alive after the test, "
+                    f"{plural(count, 'new escape')} alive after the test, "
                     f"{self._allowed.max_escapes:,} allowed"
                 )
         if said:
             self.report = str(EscapeMap(tuple(found), changes=True))
             pytest.fail(f"arena: {'; '.join(said)}", pytrace=False)
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 class Plugin:

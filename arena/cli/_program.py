@@ -11,6 +11,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Sequence
+from itertools import pairwise
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
@@ -190,11 +191,13 @@ def _from_program(traceback: TracebackType | None, code: CodeType | None) -> Tra
 
 
 def _without(traceback: TracebackType | None) -> TracebackType | None:
-    kept = []
+    kept: list[TracebackType | None] = []
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename not in _BETWEEN:
             kept.append(traceback)
         traceback = traceback.tb_next
-    for one, after in zip(kept, [*kept[1:], None], strict=True):
-        one.tb_next = after
-    return kept[0] if kept else None
+    kept.append(None)
+    for one, after in pairwise(kept):
+        if one is not None:
+            one.tb_next = after
+    return kept[0]

@@ -18,11 +18,12 @@ from typing import Any
 
 import arena
 from arena import _native
+from arena._map_text import plural
 from arena.cli import UsageError
 from arena.cli._files import output
 from arena.cli._program import Program
 from arena.cli._ticked import Ticked, Wanted
-from arena.escapes import EscapeMap, as_it_ran
+from arena.escapes import EscapeMap, Frame, as_it_ran
 
 __all__ = ["Options", "run"]
 
@@ -89,7 +90,7 @@ def _finish(options: Options, program: Program, wanted: Sequence[Wanted], report
     with contextlib.suppress(Exception):  # such as a full disk: Python tells of it at its exit
         sys.stdout.flush()
     gc.collect()
-    last = as_it_ran(arena.escapes())
+    last = as_it_ran(_now())
     # Only now: until here the exception has kept what the program had when it ended.
     program.error = None
     report.tell(last)
@@ -106,6 +107,23 @@ def _finish(options: Options, program: Program, wanted: Sequence[Wanted], report
     if options.fail_on_growth and last.growing:
         return program.status or 1
     return program.status
+
+
+def _now() -> EscapeMap:
+    """The map without the frames below the program: those that `python -m arena` has."""
+    whole = arena.escapes()
+    return dataclasses.replace(
+        whole,
+        rows=tuple(
+            dataclasses.replace(row, site=_above(row.site), used=_above(row.used)) for row in whole
+        ),
+    )
+
+
+def _above(site: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    while site and site[-1].file == "<frozen runpy>":
+        site = site[:-1]
+    return site
 
 
 class _Files:
@@ -173,7 +191,7 @@ class _Report:
     def _tell_asked(self) -> None:
         if self._busy.acquire(blocking=False):
             try:
-                self._tell(arena.escapes())
+                self._tell(_now())
             finally:
                 self._busy.release()
 
@@ -184,7 +202,9 @@ class _Report:
 
     def _tell(self, last: EscapeMap) -> None:
         seconds = time.monotonic() - self._began
-        self.say(f"{_PROG}: {self.ticks:,} ticks in {seconds:,.1f} s of process {self._pid}")
+        self.say(
+            f"{_PROG}: {plural(self.ticks, 'tick')} in {seconds:,.1f} s of process {self._pid}"
+        )
         if self._stream is not None:
             with contextlib.suppress(OSError):
                 last.print(self._stream)
