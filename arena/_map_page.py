@@ -185,7 +185,7 @@ def _where(row: Escape) -> Iterator[str]:
 
 
 def _frame(frame: Frame, before: str, *, shut: bool) -> Iterator[str]:
-    line = f"{before}<code title="{_safe(frame.file)}">{escape(place(frame))}</code>"
+    line = f'{before}<code title="{_safe(frame.file)}">{escape(place(frame))}</code>'
     lines = source(frame, _AROUND)
     if not lines:
         yield f"<div>{line}</div>"
