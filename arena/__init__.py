@@ -46,9 +46,11 @@ from arena.growth import assert_no_growth
 from arena.loop import Ticks, ticks
 from arena.memory import Stats, stats
 from arena.store import Store
+from arena.tracing import Audit, Trace, audit, trace
 
 __all__ = [
     "ArenaError",
+    "Audit",
     "Block",
     "Debug",
     "Escape",
@@ -65,11 +67,13 @@ __all__ = [
     "Tick",
     "TickError",
     "Ticks",
+    "Trace",
     "WrongThreadError",
     "__version__",
     "alloc",
     "alloc_persist",
     "assert_no_growth",
+    "audit",
     "begin",
     "cleanup",
     "current",
@@ -85,4 +89,5 @@ __all__ = [
     "strdup_persist",
     "tick",
     "ticks",
+    "trace",
 ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import warnings
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from arena import errors
 from arena._version import __version__
 
+_NO_AUDIT = 2 * sys.maxsize + 1  # SIZE_MAX
 _FIX = (
     "build it again: `pip install -e .` in the source tree, "
     "or `pip install --force-reinstall tick-arena`"
@@ -41,18 +42,35 @@ def _decorate(
     return decorate(fn, name, options)
 
 
+def _connect() -> None:
+    from arena._capture import connect  # the objects module is wanted only here
+
+    connect()
+
+
 check_version(_native.ffi.string(_native.lib.arena_version()).decode())
 if _native.lib.arena_debug_words(os.environb.get(b"ARENA_DEBUG", b"")) < 0:
     raise ImportError(
         f"ARENA_DEBUG={os.environ['ARENA_DEBUG']!r} is not understood: it takes fill, noreuse and "
-        "guard, with commas between them",
+        "guard and sites=DEPTH, with commas between them",
         name="arena",  # by this name runpy tells it in one line
     )
-if b"sites=" in os.environb.get(b"ARENA_DEBUG", b""):
-    warnings.warn(
-        "ARENA_DEBUG: sites is not in this version of arena; the other words are on",
-        RuntimeWarning,
-        stacklevel=2,
+if _native.lib.arena_trace_words(os.environb.get(b"ARENA_TRACE", b"")) < 0:
+    raise ImportError(
+        f"ARENA_TRACE={os.environ['ARENA_TRACE']!r} is not understood: it takes a number of frames "
+        "from 0 to 32",
+        name="arena",
+    )
+if _native.lib.arena_audit_words(os.environb.get(b"ARENA_AUDIT", b"")) == _NO_AUDIT:
+    raise ImportError(
+        f"ARENA_AUDIT={os.environ['ARENA_AUDIT']!r} is not understood: it takes 1 (256 MiB), 0, or a "
+        "number of bytes",
+        name="arena",
+    )
+if os.environ.get("ARENA_OBJECTS", "") not in ("", "0", "1"):
+    raise ImportError(
+        f"ARENA_OBJECTS={os.environ['ARENA_OBJECTS']!r} is not understood: it takes 0 or 1",
+        name="arena",
     )
 match _native.lib.arena_py_register():
     case 0:
@@ -67,4 +85,8 @@ _native._lend(
     thread_label=errors.thread_label,
     settle=errors.settle,
     decorate=_decorate,
+    connect=_connect,
 )
+_native._own_folder(os.path.join(os.path.dirname(os.path.abspath(__file__)), ""))
+if os.environ.get("ARENA_OBJECTS") == "1":
+    _native._objects_always(True)

@@ -199,6 +199,8 @@ def ticks(
     limit: int | str | None = None,
     escapes: str = "allow",
     wipe: bool = False,
+    trace: int = 0,
+    objects: bool = False,
 ) -> Ticks:
     """Return a loop that yields an open tick each ``interval`` seconds and ends it after the body.
 
@@ -206,7 +208,7 @@ def ticks(
     so the period does not drift. A body that takes longer than the interval is counted in
     ``overruns``; starts that passed meanwhile are left out, counted in ``skipped``, and told to
     ``on_overrun(loop)``. ``interval`` 0 runs without a pause. ``count`` ends the loop after that
-    many ticks, ``Ticks.stop()`` at any time. ``limit``, ``escapes`` and ``wipe`` are those of
+    many ticks, ``Ticks.stop()`` at any time. the other options are those of
     ``tick()``.
 
     The tick also ends when the body breaks, returns or raises. Its cleanups then run while the loop
@@ -227,6 +229,12 @@ def ticks(
         raise ValueError(f"count is a number of ticks from 0, not {count}")
     if on_overrun is not None and not callable(on_overrun):
         raise TypeError(f"on_overrun is a function, not {type(on_overrun).__name__}")
-    options: dict[str, Any] = {"limit": limit, "escapes": escapes, "wipe": wipe}
+    options: dict[str, Any] = {
+        "limit": limit,
+        "escapes": escapes,
+        "wipe": wipe,
+        "trace": trace,
+        **({"objects": True} if objects else {}),  # else what ARENA_OBJECTS says
+    }
     _native.tick(name, **options)  # wrong options fail here and not in the first turn
     return Ticks(float(interval), name, count, on_overrun, options)

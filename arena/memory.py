@@ -60,6 +60,8 @@ class Stats:
     """Bytes that ``debug(noreuse=True)`` or ``debug(guard=True)`` keep out of use, ever."""
     limit: int | None
     """The most bytes that the process may hold, or None: see ``set_limit()``."""
+    quarantined: int
+    """Bytes of chunks of ended ticks that an ``audit()`` keeps now."""
 
 
 _NO_LIMIT = 2**64 - 1

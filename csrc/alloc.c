@@ -17,13 +17,19 @@ static size_t next_chunk(const arena_tick *tick) {
     return size;
 }
 
+/* A piece is handed out: to whoever watches. */
+static inline void tell(arena_tick *tick, const void *data, size_t size) {
+    if (arena__checked()) arena__check_piece(tick, data, size);
+    if (ARENA__UNLIKELY(tick->depth)) arena__log(tick, data, size);
+}
+
 /* Memory of the tick that nobody is charged for. NULL: no memory; the caller says so. */
 void *arena__take(arena_tick *tick, size_t size, arena__chunk **chunk) {
     size_t span = size ? arena__round(size) : ARENA__ALIGN;
     if (span > (size_t)(tick->end - tick->pos)) {
         size_t next = next_chunk(tick);
         /* A chunk taken without a claim (a string's record) would open the fast path. */
-        if (ARENA__LOAD(arena__counting)) arena__make_strict(tick);
+        if (ARENA__LOAD(arena__counting) && !arena__is_over(tick)) arena__make_strict(tick);
         bool alone = span > next / 4;
         arena__chunk *fresh = arena__chunk_get(tick, alone ? span : next - ARENA__HEAD, alone);
         /* The growth may be what does not fit; what was asked for still may. */
@@ -38,7 +44,7 @@ void *arena__take(arena_tick *tick, size_t size, arena__chunk **chunk) {
         if (alone) {
             fresh->extent = ARENA__HEAD + span;
             if (fresh->klass != ARENA__OVERSIZE) tick->grown += ARENA__CHUNK_MIN;
-            if (arena__checked()) arena__check_piece(tick, data, size);
+            tell(tick, data, size);
             return data;
         }
         if (tick->current) tick->current->extent = (size_t)(tick->pos - (char *)tick->current);
@@ -50,7 +56,7 @@ void *arena__take(arena_tick *tick, size_t size, arena__chunk **chunk) {
     void *data = tick->pos;
     tick->pos += span;
     *chunk = tick->current;
-    if (arena__checked()) arena__check_piece(tick, data, size);
+    tell(tick, data, size);
     return data;
 }
 
@@ -176,19 +182,24 @@ char *arena_strdup(arena_tick *tick, const char *text) {
 
 /* Measured first and then printed: printing straight into the chunk's rest would soil bytes that
  * count as zeroed. */
+char *arena_vprintf(arena_tick *tick, const char *format, va_list args) {
+    va_list again;
+    va_copy(again, args);
+    int length = vsnprintf(NULL, 0, format, args);
+    char *text = NULL;
+    if (length < 0)
+        arena__fail(ARENA_E_INVALID);
+    else
+        text = arena_alloc(tick, (size_t)length + 1);
+    if (text) (void)vsnprintf(text, (size_t)length + 1, format, again);
+    va_end(again);
+    return text;
+}
+
 char *arena_printf(arena_tick *tick, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    int length = vsnprintf(NULL, 0, format, args);
-    va_end(args);
-    if (length < 0) {
-        arena__fail(ARENA_E_INVALID);
-        return NULL;
-    }
-    char *text = arena_alloc(tick, (size_t)length + 1);
-    if (!text) return NULL;
-    va_start(args, format);
-    (void)vsnprintf(text, (size_t)length + 1, format, args);
+    char *text = arena_vprintf(tick, format, args);
     va_end(args);
     return text;
 }

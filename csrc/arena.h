@@ -81,6 +81,7 @@ typedef struct arena_stats {
     uint64_t unmaps;           /* mappings given back, ever */
     uint64_t retired;          /* bytes that the debug dial keeps out of use, ever */
     uint64_t limit;            /* of the process; UINT64_MAX: none */
+    uint64_t quarantined;      /* chunks of ended ticks that an audit keeps, now */
 } arena_stats;
 
 /* Library. */
@@ -102,7 +103,7 @@ int arena_process_limit(size_t bytes);
  * those that were. NOREUSE and GUARD never give address space back, and GUARD maps memory in each
  * tick: they are for finding a bug. The environment variable ARENA_DEBUG ("fill,guard") sets the
  * start; arena_debug_words returns the flags of such a text, ARENA_E_INVALID when it is none.
- * "sites=8" in it is allowed, and has no flag: the core records no sites. */
+ * "sites=8" in it has no flag: it is arena_trace(8). */
 int arena_debug(int flags);
 int arena_debug_now(void);
 int arena_debug_words(const char *words);
@@ -155,6 +156,65 @@ size_t arena_strbuf_len(const arena_strbuf *buf);
 int arena_strbuf_truncate(arena_strbuf *buf, size_t size);
 int arena_strbuf_clear(arena_strbuf *buf);
 
+/* Where memory comes from, and what escapes.
+ *
+ * arena_trace(depth) records, from now on, where each tick begins and ends and where each piece that
+ * escapes was allocated: up to `depth` frames (32 at most) of the code above it; 0 stops, what was
+ * recorded stays. In C a caller is known when its file defines ARENA_SITES before it includes this
+ * header: the calls then note __FILE__, __LINE__ and __func__ by arena_at. Returns the depth before,
+ * ARENA_E_INVALID, ARENA_E_NOMEM. ARENA_TRACE=depth in the environment sets the start;
+ * arena_trace_words returns the depth of such a text, ARENA_E_INVALID when it makes no sense. */
+typedef struct arena_frame {
+    const char *file;
+    const char *function;
+    int line; /* 0: not known */
+} arena_frame;
+typedef struct arena_point {
+    uint64_t turn; /* how many ticks of the row's name had begun */
+    uint64_t low;  /* the fewest bytes alive in the stretch of turns that begins there */
+} arena_point;
+int arena_trace(int depth);
+int arena_tracing(void);
+int arena_trace_words(const char *words);
+void arena_at(const char *file, int line, const char *function);
+
+/* A row of the map: one kind of escape, from one site, in ticks of one name. */
+typedef struct arena_escape {
+    const char *kind;        /* "persist", "pin", "stale", "stray", "object" */
+    const char *tick;        /* the name of the ticks, NULL when they have none */
+    const arena_frame *site; /* where it was allocated (a pin: where the view was taken), */
+    size_t site_depth;       /* innermost frame first; 0 when it is not known */
+    const arena_frame *used; /* stale: where it was last used after its tick */
+    size_t used_depth;
+    uint64_t count;      /* alive now. Stale: handles that are held after the end */
+    uint64_t bytes;      /* alive now. Stale: what the held handles had */
+    uint64_t count_ever;
+    uint64_t bytes_ever;
+    uint64_t uses;       /* stale: how often it was used after the end */
+    uint64_t first;      /* number of the tick of the first event */
+    uint64_t last;       /* and of the last one */
+    uint64_t turn;       /* ticks of that name that have begun */
+    double age;          /* seconds since something of it has been alive without a break */
+    const arena_point *history;
+    size_t points;
+    const char *example; /* what one of them is, "" when nobody said */
+} arena_escape;
+typedef void (*arena_escape_fn)(const arena_escape *row, void *arg);
+
+/* Calls fn(row, arg) for each row, in no order; what `row` points to is good during the call. Returns
+ * the number of rows. */
+size_t arena_escapes(arena_escape_fn fn, void *arg);
+
+/* Audit: the memory of ticks that end from now on is not used again until more than `budget` bytes
+ * are kept, oldest first out; 0 stops. The memory of a C tick becomes inaccessible: whoever touches it
+ * is recorded as a stale use, and goes on with what it finds, the true old bytes. That is by a handler
+ * of SIGSEGV, which hands faults that are not its own to the one before it. Records sites, too.
+ * Returns ARENA_OK or ARENA_E_NOMEM. ARENA_AUDIT=1 (256 MiB) or =bytes in the environment sets the
+ * start; arena_audit_words returns the bytes of such a text, SIZE_MAX when it makes no sense. */
+int arena_audit(size_t budget);
+size_t arena_audit_now(void);
+size_t arena_audit_words(const char *words);
+
 /* Persisted memory: lives until arena_free_persist, belongs to no thread. */
 void *arena_alloc_persist(size_t size);
 void *arena_zalloc_persist(size_t size);
@@ -171,6 +231,10 @@ void arena_free_persist(void *persisted);
 
 /* cdef end */
 
+/* Not for cffi, which knows no va_list. */
+char *arena_vprintf(arena_tick *tick, const char *format, va_list args);
+char *arena_vprintf_persist(const char *format, va_list args);
+
 #if defined(__GNUC__)
 /* The same declarations again, with what a compiler can check. */
 char *arena_printf(arena_tick *tick, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -185,5 +249,9 @@ void *arena_zalloc_persist(size_t size) __attribute__((alloc_size(1)));
 
 #ifdef __cplusplus
 }
+#endif
+
+#ifdef ARENA_SITES
+#include "arena_sites.h"
 #endif
 #endif

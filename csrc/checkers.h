@@ -29,6 +29,7 @@
 #ifdef ARENA__ASAN
 void __asan_poison_memory_region(const volatile void *start, size_t size);
 void __asan_unpoison_memory_region(const volatile void *start, size_t size);
+void __lsan_register_root_region(const void *start, size_t size);
 #endif
 
 enum {
@@ -91,6 +92,15 @@ static inline void arena__check_open(const void *start, size_t size) {
     __asan_unpoison_memory_region(start, size);
 #endif
     if (arena__on_valgrind) arena__valgrind(ARENA__VG_DEFINED, (uintptr_t)start, size, 0, 0);
+}
+
+/* What lies here points to memory that is still needed. */
+static inline void arena__check_root(const void *start, size_t size) {
+#ifdef ARENA__ASAN
+    __lsan_register_root_region(start, size);
+#else
+    (void)start, (void)size;
+#endif
 }
 
 /* A pool holds the pieces of one tick. */

@@ -17,12 +17,14 @@ static const struct {
 };
 enum { COUNT = sizeof WORDS / sizeof *WORDS };
 
-/* "sites=8" is for who records allocation sites, which the core does not. */
-static bool is_sites(const char *word, size_t length) {
+/* "sites=8" is the depth of arena_trace; -1 when the word is none, or too deep. */
+static int sites_of(const char *word, size_t length) {
     static const char start[] = "sites=";
     size_t known = sizeof start - 1;
-    return length > known && !memcmp(word, start, known) &&
-           strspn(word + known, "0123456789") >= length - known;
+    if (length <= known || length > known + 2 || memcmp(word, start, known) != 0) return -1;
+    if (strspn(word + known, "0123456789") < length - known) return -1;
+    int depth = atoi(word + known);
+    return depth <= ARENA__DEPTH ? depth : -1;
 }
 
 int arena_debug_words(const char *words) {
@@ -37,12 +39,33 @@ int arena_debug_words(const char *words) {
             i++;
         if (i < COUNT)
             flags |= WORDS[i].flag;
-        else if (!is_sites(words, named))
+        else if (sites_of(words, named) < 0)
             return arena__fail(ARENA_E_INVALID);
         words += length;
         if (*words == ',' && *++words == '\0') return arena__fail(ARENA_E_INVALID);
     }
     return flags;
+}
+
+/* The depth that such a text asks for. */
+static int sites_in(const char *words) {
+    int depth = 0;
+    for (; words && *words; words += *words == ',') {
+        words += strspn(words, " ");
+        size_t length = strcspn(words, ", ");
+        int asked = sites_of(words, length);
+        if (asked >= 0) depth = asked;
+        words += strcspn(words, ",");
+    }
+    return depth;
+}
+
+/* What ARENA_TRACE says: 0 for nothing or "", ARENA_E_INVALID when it makes no sense. */
+int arena_trace_words(const char *words) {
+    if (!words || !*words) return 0;
+    size_t digits = strspn(words, "0123456789");
+    int depth = digits == strlen(words) && digits < 4 ? atoi(words) : -1;
+    return depth >= 0 && depth <= ARENA__DEPTH ? depth : arena__fail(ARENA_E_INVALID);
 }
 
 int arena_debug_now(void) {
@@ -69,4 +92,9 @@ __attribute__((constructor)) static void set_up(void) {
     }
     int flags = arena_debug_words(getenv("ARENA_DEBUG"));
     if (flags > 0) ARENA__STORE(arena__debug_flags, flags);
+    int depth = arena_trace_words(getenv("ARENA_TRACE"));
+    size_t budget = arena_audit_words(getenv("ARENA_AUDIT"));
+    if (flags >= 0 && depth == 0) depth = sites_in(getenv("ARENA_DEBUG"));
+    if (depth > 0) (void)arena_trace(depth);
+    if (budget && budget != SIZE_MAX) (void)arena_audit(budget);
 }

@@ -65,7 +65,8 @@ typedef struct arena__cleanup {
     void *arg;
 } arena__cleanup;
 
-enum { ARENA__ENDED = 0, ARENA__OPEN = 1, ARENA__ENDING = 2 };
+/* ENDED and KEPT are both over; the memory of a tick that an audit keeps can still be used. */
+enum { ARENA__ENDED = 0, ARENA__KEPT = 1, ARENA__OPEN = 2, ARENA__ENDING = 3 };
 
 struct arena_tick {
     /* The hot line. A tick that is not open has pos == end and room == 0, so that the fast path
@@ -90,8 +91,21 @@ struct arena_tick {
     bool inside;   /* a tick around it has a limit */
     bool wipe;     /* its memory is zeroed at the end */
     bool detached; /* not on a C stack: the Python types keep their own order */
+    uint8_t depth; /* frames of a site that are recorded; 0: none */
+    uint32_t named;      /* while sites are recorded: the number of its name, */
+    uint32_t begun, over; /* and the sites of its begin and its end */
+    struct arena__log *log; /* where its pieces come from: see audit.c */
     char name[32];
 };
+
+/* A view into a chunk, by whoever recorded it. */
+typedef struct arena__view {
+    arena__chunk *chunk;
+    struct arena__view *next;
+    size_t size;  /* of the chunk, when it is held by this view */
+    uint32_t at;  /* the site */
+    uint32_t row; /* once its tick has ended */
+} arena__view;
 
 struct arena_strbuf {
     arena_tick *tick; /* NULL: the data is persisted memory */
@@ -100,6 +114,7 @@ struct arena_strbuf {
     size_t cap;          /* without the NUL */
     arena__chunk *chunk; /* where the data lies; NULL for persisted memory */
     bool stray;          /* persisted memory that nobody asked to persist */
+    uint32_t row;        /* of the map of escapes, for persisted memory */
 };
 
 /* What a thread knows about itself. `id` is never reused, unlike a pthread_t. */
@@ -110,6 +125,7 @@ typedef struct arena__thread {
     uint64_t open;    /* ticks of it that are open */
     int error;        /* code of the last failure */
     bool registered;  /* its end will be noticed */
+    arena_frame at;   /* where the macro form of the API says that the caller is */
     struct {          /* whose limit the last ARENA_E_LIMIT was of */
         const arena_tick *by; /* NULL: the process's */
         size_t size;
@@ -118,7 +134,7 @@ typedef struct arena__thread {
     } refusal;
 } arena__thread;
 
-/* initial-exec: one instruction to reach; 72 bytes fit the spare that glibc keeps for dlopen. */
+/* initial-exec: one instruction to reach; some 100 bytes fit the spare that glibc keeps for dlopen. */
 #if defined(__GLIBC__) || defined(__linux__)
 #define ARENA__TLS __attribute__((tls_model("initial-exec")))
 #else
@@ -162,6 +178,13 @@ void arena__sweep(uint64_t owner, bool others);
 void arena__close_foreign(arena_tick *tick);
 void arena__each_open(bool detached_too, void (*fn)(arena_tick *tick));
 void arena__retention_roll(void);
+size_t arena__chunks_keep(arena_tick *tick);
+void arena__chunks_release(arena_tick *tick);
+void arena__chunks_discard(arena__chunk *batch);
+void arena__span_of(arena__chunk *chunk, char **start, size_t *size);
+size_t arena__quarantined(void);
+void arena__quarantine_add(size_t size);
+void arena__quarantine_sub(size_t size);
 void arena__pin(arena__chunk *chunk);
 void arena__unpin(arena__chunk *chunk);
 void arena__pages_stats(arena_stats *out);
@@ -172,7 +195,10 @@ void arena__unlock(void);
 void arena__tick_open(arena_tick *tick, arena_tick *around);
 void arena__tick_ending(arena_tick *tick);
 size_t arena__tick_close(arena_tick *tick);
+size_t arena__tick_keep(arena_tick *tick);
+void arena__tick_release(arena_tick *tick);
 void arena__tick_taken(arena_tick *tick);
+uint64_t arena__ticks_begun(void);
 bool arena__tick_left_behind(const arena_tick *tick);
 arena_tick *arena__pick(arena_tick *tick);
 void arena__tick_stats(arena_stats *out);
@@ -188,6 +214,11 @@ static inline size_t arena__used(const arena_tick *tick) {
 
 static inline uint8_t arena__state(const arena_tick *tick) {
     return ARENA__LOAD(tick->state);
+}
+
+/* Its end has been, whether its memory is gone or kept. */
+static inline bool arena__is_over(const arena_tick *tick) {
+    return arena__state(tick) <= ARENA__KEPT;
 }
 
 /* limit.c. A claim counts `size` bytes as asked for, or fails with a code and counts nothing. */
@@ -276,6 +307,50 @@ static inline int arena__strbuf_append(arena_strbuf *buf, const void *data, size
     return arena__strbuf_append_slow(buf, data, size);
 }
 
+/* sites.c. arena__tracing is not 0 while anybody records sites. */
+#define ARENA__DEPTH 32
+enum {
+    ARENA_ESCAPE_PERSIST = 1,
+    ARENA_ESCAPE_PIN,
+    ARENA_ESCAPE_STALE,
+    ARENA_ESCAPE_STRAY,
+    ARENA_ESCAPE_OBJECT
+};
+extern _Atomic int arena__tracing;
+extern uint32_t (*arena__site_outer)(void); /* who knows of callers that are not in C */
+void arena__sites_lock(void);
+void arena__sites_unlock(void);
+uint32_t arena__site_find(const uintptr_t *key, uint32_t words);
+uint32_t arena__site_add(const uintptr_t *key, uint32_t words, const arena_frame *frames,
+                         uint32_t depth);
+uint32_t arena__site_frames(uint32_t number, const arena_frame **frames);
+uint32_t arena__site_here(void);
+uint32_t arena__name_turn(const char *text);
+uint32_t arena__row_add(int kind, uint32_t at, const arena_tick *tick, size_t size);
+void arena__row_sub(uint32_t number, size_t size);
+void arena__row_resize(uint32_t number, size_t old_size, size_t size);
+uint32_t arena__row_use(uint32_t at, uint32_t used, const arena_tick *tick);
+bool arena__row_wants_example(uint32_t number);
+void arena__row_example(uint32_t number, const char *text, size_t size);
+uint32_t arena__escaped(int kind, size_t size);
+arena__view *arena__view_add(arena__chunk *chunk, uint32_t at);
+void arena__view_gone(arena__view *view);
+void arena__views_escaped(const arena_tick *tick, const arena__chunk *chunk);
+int arena__trace_hold(void);
+void arena__trace_drop(void);
+static inline bool arena__traced(void) {
+    return ARENA__UNLIKELY(ARENA__LOAD(arena__tracing) != 0);
+}
+
+/* audit.c */
+extern _Atomic size_t arena__budget;
+void arena__log(arena_tick *tick, const void *data, size_t size);
+void arena__log_drop(arena_tick *tick);
+void arena__bury(arena_tick *tick, arena__chunk *chunks);
+void arena__audit_drain(void);
+void arena__audit_forking(void);
+void arena__audit_forked(void);
+
 /* debug.c */
 extern _Atomic int arena__debug_flags;
 #define ARENA__FILL 0xDD
@@ -283,8 +358,10 @@ extern _Atomic int arena__debug_flags;
 /* persist.c */
 enum { ARENA__PERSIST = 1, ARENA__STRAY = 2 };
 void *arena__persist_new(size_t size, bool stray);
+void *arena__persist_part(size_t size, bool stray, uint32_t row);
 void *arena__persist_resize(void *old, size_t size);
 arena_strbuf *arena__persist_strbuf(size_t capacity, bool stray);
+uint32_t arena__persist_row(const void *persisted);
 void arena__persist_stats(arena_stats *out);
 
 #endif

@@ -21,7 +21,7 @@ _Atomic bool arena__counting; /* the process has had a limit: every tick is stri
 /* For calls that change the tick, but ask for nothing. */
 int arena__may_change(const arena_tick *tick) {
     uint8_t state = arena__state(tick);
-    if (state == ARENA__OPEN) return ARENA_OK;
+    if (state == ARENA__OPEN || state == ARENA__KEPT) return ARENA_OK;
     return arena__fail(state == ARENA__ENDED ? ARENA_E_ENDED : ARENA_E_ENDING);
 }
 
@@ -100,6 +100,7 @@ static void make_strict_locked(arena_tick *tick) {
 int arena__claim(arena_tick *tick, size_t size) {
     int code = arena__may_change(tick);
     if (code != ARENA_OK) return code;
+    if (arena__state(tick) == ARENA__KEPT) return ARENA_OK; /* it counts for nobody any more */
     if (ARENA__LOAD(arena__counting)) arena__make_strict(tick);
     if ((code = within(tick, size)) != ARENA_OK) return code;
     if (!tick->strict) {
@@ -115,6 +116,7 @@ int arena__claim(arena_tick *tick, size_t size) {
 }
 
 void arena__refund(arena_tick *tick, size_t size) {
+    if (arena__state(tick) == ARENA__KEPT) return;
     if (!tick->strict) {
         ARENA__STORE(tick->room, ARENA__LOAD(tick->room) + size);
         return;

@@ -38,6 +38,7 @@ static struct {
     size_t pinned;
     uint64_t pinned_count;
     uint64_t pinned_ever;
+    _Atomic size_t quarantined;
     size_t scratch_peak;
     uint64_t maps;
     _Atomic uint64_t unmaps;
@@ -85,10 +86,22 @@ void arena__unlock(void) {
     (void)pthread_mutex_unlock(&pages.lock);
 }
 
+static void forking(void) {
+    arena__audit_forking();
+    arena__lock();
+    arena__sites_lock();
+}
+
+static void unlock_all(void) {
+    arena__sites_unlock();
+    arena__unlock();
+    arena__audit_forked();
+}
+
 /* A fork while another thread holds the lock would leave it locked for ever in the child. And the
  * ticks of the other threads are nobody's there: their memory goes, but for what a view shows. */
 static void forked(void) {
-    arena__unlock();
+    unlock_all();
     arena__sweep(arena__self.id, true);
     arena__ticks_forked();
     /* Another thread may have been half way through taking or giving back: all is counted anew. */
@@ -108,7 +121,7 @@ static void forked(void) {
 __attribute__((constructor)) static void set_up(void) {
     long size = sysconf(_SC_PAGESIZE);
     if (size > 0) page = (size_t)size;
-    (void)pthread_atfork(arena__lock, arena__unlock, forked);
+    (void)pthread_atfork(forking, unlock_all, forked);
 }
 
 static size_t class_size(unsigned klass) {
@@ -119,11 +132,18 @@ static char *body_of(arena__chunk *chunk) {
     return (char *)chunk + ARENA__HEAD;
 }
 
+/* All of its mapping. */
+void arena__span_of(arena__chunk *chunk, char **start, size_t *size) {
+    *start = (char *)chunk - chunk->lead;
+    *size = chunk->lead + chunk->size + (chunk->guarded ? page : 0);
+}
+
 /* The end of a chunk, outside of any lock: back to the system, unless the debug dial keeps it. */
 static void discard(arena__chunk *chunk) {
     int flags = ARENA__LOAD(arena__debug_flags);
-    char *start = (char *)chunk - chunk->lead;
-    size_t size = chunk->lead + chunk->size + (chunk->guarded ? page : 0);
+    char *start;
+    size_t size;
+    arena__span_of(chunk, &start, &size);
     if ((flags & ARENA_DEBUG_GUARD) && arena__system.seal(start, size)) {
         ARENA__ADD(pages.retired, size);
         return;
@@ -137,7 +157,7 @@ static void discard(arena__chunk *chunk) {
     ARENA__ADD(pages.unmaps, 1);
 }
 
-static void batch_discard(arena__chunk *batch) {
+void arena__chunks_discard(arena__chunk *batch) {
     while (batch) {
         arena__chunk *next = batch->next;
         discard(batch);
@@ -192,7 +212,7 @@ void arena__retention_roll(void) {
         pages.peak_now[k] = used;
     }
     arena__unlock();
-    batch_discard(batch);
+    arena__chunks_discard(batch);
 }
 
 static void enter_use(size_t size, unsigned klass) {
@@ -205,6 +225,19 @@ static void enter_use(size_t size, unsigned klass) {
 static void leave_use(const arena__chunk *chunk) {
     pages.chunks -= chunk->size;
     if (chunk->klass < ARENA__CLASSES) pages.in_use[chunk->klass]--;
+}
+
+/* For a tick that is over, and kept by an audit, its chunks are not in use but in quarantine. */
+static void take_in(const arena_tick *tick, size_t size, unsigned klass) {
+    if (arena__state(tick) == ARENA__KEPT)
+        ARENA__ADD(pages.quarantined, size);
+    else
+        enter_use(size, klass);
+}
+
+static void leave_quarantine(const arena__chunk *chunk) {
+    ARENA__SUB(pages.quarantined, chunk->size);
+    enter_use(chunk->size, chunk->klass);
 }
 
 static void cache_put(arena__chunk *chunk) {
@@ -291,7 +324,7 @@ arena__chunk *arena__chunk_get(arena_tick *tick, size_t need, bool alone) {
     chunk->alone = alone;
     chunk->orphan = false;
     chunk->wipe = false;
-    enter_use(chunk->size, klass);
+    take_in(tick, chunk->size, klass);
     if (!tick->chunks) { /* the tick's first chunk: from now on it has something to count */
         tick->open_next = pages.open;
         tick->open_prev = &pages.open;
@@ -322,9 +355,10 @@ void arena__chunk_drop(arena_tick *tick, arena__chunk *chunk) {
     if (scrubs(tick)) scrub(chunk, tick->wipe);
     arena__lock();
     unlink_chunk(tick, chunk);
+    if (arena__state(tick) == ARENA__KEPT) leave_quarantine(chunk);
     arena__chunk *batch = let_go(chunk, NULL);
     arena__unlock();
-    batch_discard(batch);
+    arena__chunks_discard(batch);
 }
 
 /* Grows an oversize chunk by moving its pages instead of its bytes. NULL: not possible here, the
@@ -348,7 +382,7 @@ arena__chunk *arena__chunk_resize(arena_tick *tick, arena__chunk *chunk, size_t 
         else
             tick->chunks = moved;
         if (moved->next) moved->next->prev = moved;
-        enter_use(size - old_size, ARENA__OVERSIZE);
+        take_in(tick, size - old_size, ARENA__OVERSIZE);
     }
     arena__unlock();
     arena__chunk *now = moved ? moved : chunk;
@@ -359,16 +393,18 @@ arena__chunk *arena__chunk_resize(arena_tick *tick, arena__chunk *chunk, size_t 
     return moved;
 }
 
-/* Under the lock: takes an ending tick off the open list, makes orphans of its pinned chunks, and
- * returns the others, which still count as in use. */
-static arena__chunk *surrender(arena_tick *tick, size_t *pinned) {
+/* Under the lock: takes an ending tick that holds chunks off the open list. */
+static void close_list(arena_tick *tick) {
     size_t used = arena__used(tick);
-    arena__chunk *rest = NULL;
-    *pinned = 0;
-    if (!tick->chunks) return NULL;
     if (used > pages.scratch_peak) pages.scratch_peak = used;
     *tick->open_prev = tick->open_next;
     if (tick->open_next) tick->open_next->open_prev = tick->open_prev;
+}
+
+/* Under the lock: makes orphans of the pinned chunks of an ending tick, and returns the others; all of
+ * them count as in use. */
+static arena__chunk *part(arena_tick *tick, size_t *pinned) {
+    arena__chunk *rest = NULL;
     if (arena__checked()) arena__check_pool_end(tick);
     for (arena__chunk *chunk = tick->chunks, *next; chunk; chunk = next) {
         next = chunk->next;
@@ -384,10 +420,18 @@ static arena__chunk *surrender(arena_tick *tick, size_t *pinned) {
         pages.pinned_count++;
         pages.pinned_ever++;
         ++*pinned;
+        arena__views_escaped(tick, chunk);
         if (arena__checked()) arena__check_open(body_of(chunk), chunk->extent - ARENA__HEAD);
     }
     tick->chunks = tick->current = NULL;
     return rest;
+}
+
+static arena__chunk *surrender(arena_tick *tick, size_t *pinned) {
+    *pinned = 0;
+    if (!tick->chunks) return NULL;
+    close_list(tick);
+    return part(tick, pinned);
 }
 
 static arena__chunk *let_go_all(arena__chunk *chunks) {
@@ -406,6 +450,12 @@ size_t arena__chunks_return(arena_tick *tick) {
     arena__lock();
     if (tick->current) tick->current->extent = (size_t)(tick->pos - (char *)tick->current);
     arena__chunk *rest = surrender(tick, &pinned);
+    if (ARENA__UNLIKELY(ARENA__LOAD(arena__budget) && rest && !tick->wipe)) {
+        for (arena__chunk *chunk = rest; chunk; chunk = chunk->next) leave_use(chunk);
+        arena__unlock();
+        arena__bury(tick, rest);
+        return pinned;
+    }
     if (ARENA__UNLIKELY(scrubs(tick))) {
         arena__unlock();
         for (arena__chunk *chunk = rest; chunk; chunk = chunk->next) scrub(chunk, tick->wipe);
@@ -413,8 +463,53 @@ size_t arena__chunks_return(arena_tick *tick) {
     }
     arena__chunk *batch = let_go_all(rest);
     arena__unlock();
-    batch_discard(batch);
+    arena__chunks_discard(batch);
     return pinned;
+}
+
+/* The end of a tick that an audit keeps: its chunks stay with it. */
+size_t arena__chunks_keep(arena_tick *tick) {
+    size_t pinned = 0;
+    arena__lock();
+    close_list(tick);
+    for (arena__chunk *chunk = tick->chunks; chunk; chunk = chunk->next) {
+        leave_use(chunk);
+        ARENA__ADD(pages.quarantined, chunk->size);
+        if (!chunk->pins) continue;
+        pinned++;
+        arena__views_escaped(tick, chunk);
+    }
+    arena__unlock();
+    return pinned;
+}
+
+/* And when it lets them go. */
+void arena__chunks_release(arena_tick *tick) {
+    size_t pinned = 0;
+    arena__lock();
+    if (tick->current) tick->current->extent = (size_t)(tick->pos - (char *)tick->current);
+    for (arena__chunk *chunk = tick->chunks; chunk; chunk = chunk->next) leave_quarantine(chunk);
+    arena__chunk *rest = part(tick, &pinned);
+    if (scrubs(tick)) {
+        arena__unlock();
+        for (arena__chunk *chunk = rest; chunk; chunk = chunk->next) scrub(chunk, tick->wipe);
+        arena__lock();
+    }
+    arena__chunk *batch = let_go_all(rest);
+    arena__unlock();
+    arena__chunks_discard(batch);
+}
+
+void arena__quarantine_add(size_t size) {
+    ARENA__ADD(pages.quarantined, size);
+}
+
+void arena__quarantine_sub(size_t size) {
+    ARENA__SUB(pages.quarantined, size);
+}
+
+size_t arena__quarantined(void) {
+    return ARENA__LOAD(pages.quarantined);
 }
 
 /* Under the lock: ends a tick that its own thread does not end, all in one step, so that a sweep and
@@ -448,7 +543,7 @@ void arena__sweep(uint64_t owner, bool others) {
         }
     }
     arena__unlock();
-    batch_discard(batch);
+    arena__chunks_discard(batch);
 }
 
 /* The end of a tick whose object has gone in another thread than its own. That thread may be
@@ -458,7 +553,7 @@ void arena__close_foreign(arena_tick *tick) {
     if (arena__state(tick) != ARENA__ENDED) arena__settle(tick);
     arena__chunk *batch = take_away(tick, true, NULL);
     arena__unlock();
-    batch_discard(batch);
+    arena__chunks_discard(batch);
 }
 
 /* Calls fn for each open tick that holds memory and is this thread's, or the Python types'. */
@@ -488,7 +583,7 @@ void arena__unpin(arena__chunk *chunk) {
     }
     arena__unlock();
     if (batch) scrub(batch, batch->wipe);
-    batch_discard(batch);
+    arena__chunks_discard(batch);
 }
 
 size_t arena_trim(size_t keep) {
@@ -503,7 +598,7 @@ size_t arena_trim(size_t keep) {
     }
     size_t given = before - pages.cached;
     arena__unlock();
-    batch_discard(batch);
+    arena__chunks_discard(batch);
     return given;
 }
 
@@ -513,6 +608,7 @@ void arena__pages_stats(arena_stats *out) {
     out->chunks_peak = pages.chunks_peak;
     out->cached = pages.cached;
     for (unsigned k = 0; k < ARENA__CLASSES; k++) out->high_water += wanted(k) * class_size(k);
+    out->quarantined = ARENA__LOAD(pages.quarantined);
     out->pinned = pages.pinned;
     out->pinned_count = pages.pinned_count;
     out->pinned_ever = pages.pinned_ever;

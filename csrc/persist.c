@@ -9,9 +9,12 @@
 
 typedef struct head {
     size_t size;
-    uint32_t kind; /* ARENA__PERSIST or ARENA__STRAY */
-    uint32_t strbuf;
+    uint16_t kind;   /* ARENA__PERSIST or ARENA__STRAY */
+    uint16_t part; /* of a growing string: RECORD or DATA */
+    uint32_t row;    /* of the map of escapes, or 0 */
 } head;
+
+enum { WHOLE = 0, RECORD = 1, DATA = 2 };
 
 _Static_assert(sizeof(head) == 16, "the data stays aligned to 16");
 
@@ -50,10 +53,10 @@ static head *take(head *old, size_t old_size, size_t size) {
     return h;
 }
 
-void *arena__persist_new(size_t size, bool stray) {
+static void *make(size_t size, bool stray, uint16_t part, uint32_t row) {
     head *h = take(NULL, 0, size);
     if (!h) return NULL;
-    *h = (head){size, stray ? ARENA__STRAY : ARENA__PERSIST, 0};
+    *h = (head){size, stray ? ARENA__STRAY : ARENA__PERSIST, part, row};
     account(h, size, 0);
     if (stray) {
         ARENA__ADD(stray_count, 1);
@@ -64,10 +67,25 @@ void *arena__persist_new(size_t size, bool stray) {
     return h + 1;
 }
 
+void *arena__persist_new(size_t size, bool stray) {
+    void *data = make(size, stray, WHOLE, 0);
+    if (data && arena__traced())
+        head_of(data)->row = arena__escaped(stray ? ARENA_ESCAPE_STRAY : ARENA_ESCAPE_PERSIST, size);
+    return data;
+}
+
+/* The bytes of a growing string. In the map they are in the row of the string, which counts it once. */
+void *arena__persist_part(size_t size, bool stray, uint32_t row) {
+    void *data = make(size, stray, DATA, row);
+    if (data) arena__row_resize(row, 0, size);
+    return data;
+}
+
 void *arena__persist_resize(void *old, size_t size) {
     head *h = take(head_of(old), head_of(old)->size, size);
     if (!h) return NULL;
     account(h, size, h->size);
+    arena__row_resize(h->row, h->size, size);
     h->size = size;
     return h + 1;
 }
@@ -75,9 +93,10 @@ void *arena__persist_resize(void *old, size_t size) {
 arena_strbuf *arena__persist_strbuf(size_t capacity, bool stray) {
     arena_strbuf *buf = arena__persist_new(sizeof *buf, stray);
     if (!buf) return NULL;
-    head_of(buf)->strbuf = 1;
+    head_of(buf)->part = RECORD;
     arena__strbuf_init(buf, NULL);
     buf->stray = stray;
+    buf->row = head_of(buf)->row;
     if (capacity && arena__strbuf_grow(buf, capacity) != ARENA_OK) {
         arena_free_persist(buf);
         return NULL;
@@ -88,14 +107,23 @@ arena_strbuf *arena__persist_strbuf(size_t capacity, bool stray) {
 void arena_free_persist(void *persisted) {
     if (!persisted) return;
     head *h = head_of(persisted);
-    if (h->strbuf) arena_free_persist(((arena_strbuf *)persisted)->data);
+    if (h->part == RECORD) arena_free_persist(((arena_strbuf *)persisted)->data);
     account(h, 0, h->size);
+    if (h->part == DATA)
+        arena__row_resize(h->row, h->size, 0);
+    else
+        arena__row_sub(h->row, h->size);
     arena__refund_persist(h->size);
     if (h->kind == ARENA__STRAY)
         ARENA__SUB(stray_count, 1);
     else
         ARENA__SUB(count, 1);
     arena__system.release(h);
+}
+
+/* The row of the map that persisted memory is in, or 0. */
+uint32_t arena__persist_row(const void *persisted) {
+    return persisted ? head_of(persisted)->row : 0;
 }
 
 size_t arena_size_persist(const void *persisted) {
@@ -135,19 +163,24 @@ char *arena_strdup_persist(const char *text) {
     return arena_memdup_persist(text, strlen(text) + 1);
 }
 
+char *arena_vprintf_persist(const char *format, va_list args) {
+    va_list again;
+    va_copy(again, args);
+    int length = vsnprintf(NULL, 0, format, args);
+    char *text = NULL;
+    if (length < 0)
+        arena__fail(ARENA_E_INVALID);
+    else
+        text = arena__persist_new((size_t)length + 1, false);
+    if (text) (void)vsnprintf(text, (size_t)length + 1, format, again);
+    va_end(again);
+    return text;
+}
+
 char *arena_printf_persist(const char *format, ...) {
     va_list args;
     va_start(args, format);
-    int length = vsnprintf(NULL, 0, format, args);
-    va_end(args);
-    if (length < 0) {
-        arena__fail(ARENA_E_INVALID);
-        return NULL;
-    }
-    char *text = arena__persist_new((size_t)length + 1, false);
-    if (!text) return NULL;
-    va_start(args, format);
-    (void)vsnprintf(text, (size_t)length + 1, format, args);
+    char *text = arena_vprintf_persist(format, args);
     va_end(args);
     return text;
 }

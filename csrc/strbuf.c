@@ -16,7 +16,7 @@ void arena__strbuf_init(arena_strbuf *buf, arena_tick *tick) {
 
 static int grow_persisted(arena_strbuf *buf, size_t cap) {
     char *data = buf->data ? arena__persist_resize(buf->data, cap + 1)
-                           : arena__persist_new(cap + 1, buf->stray);
+                           : arena__persist_part(cap + 1, buf->stray, buf->row);
     if (!data) return arena_error();
     if (!buf->data) data[0] = '\0';
     buf->data = data;

@@ -98,6 +98,7 @@ void arena__tick_open(arena_tick *tick, arena_tick *around) {
     tick->nested = 0;
     tick->current = tick->chunks = NULL;
     tick->grown = 0;
+    tick->depth = 0;
     ARENA__STORE(tick->owner, arena__tid());
     tick->number = ARENA__ADD(ticks_begun, 1) + 1;
     tick->cleanups = NULL;
@@ -115,6 +116,12 @@ void arena__tick_ending(arena_tick *tick) {
     if (tick->current) tick->current->extent = (size_t)(tick->pos - (char *)tick->current);
     tick->end = tick->pos;
     arena__set_room(tick, arena__used(tick), 0);
+}
+
+static void over(arena_tick *tick, uint8_t state) {
+    ARENA__STORE(tick->state, state);
+    arena__self.open--;
+    if (ARENA__UNLIKELY(ARENA__ADD(ticks_ended, 1) % ARENA__WINDOW == 0)) arena__retention_roll();
 }
 
 static void shut(arena_tick *tick) {
@@ -141,11 +148,29 @@ size_t arena__tick_close(arena_tick *tick) {
     }
     if (tick->strict) arena__settle(tick);
     if (tick->chunks) pinned = arena__chunks_return(tick);
+    if (ARENA__UNLIKELY(tick->log != NULL)) arena__log_drop(tick);
+    shut(tick);
+    over(tick, ARENA__ENDED);
+    return pinned;
+}
+
+/* The end of a tick of the Python types that an audit keeps: over, but what it holds can still be
+ * read, and even grow. It counts for no limit from here on. Returns how many chunks are pinned. */
+size_t arena__tick_keep(arena_tick *tick) {
+    if (arena__state(tick) == ARENA__OPEN) arena__tick_ending(tick);
+    if (tick->strict) arena__settle(tick);
+    tick->inside = false;
+    tick->below = NULL;
+    size_t pinned = arena__chunks_keep(tick);
+    over(tick, ARENA__KEPT);
+    return pinned;
+}
+
+/* And when it is not kept any longer. From any thread that holds the GIL. */
+void arena__tick_release(arena_tick *tick) {
+    arena__chunks_release(tick);
     shut(tick);
     ARENA__STORE(tick->state, ARENA__ENDED);
-    arena__self.open--;
-    if (ARENA__UNLIKELY(ARENA__ADD(ticks_ended, 1) % ARENA__WINDOW == 0)) arena__retention_roll();
-    return pinned;
 }
 
 /* By pages.c, under the lock: the tick has ended without its thread. */
@@ -183,12 +208,18 @@ arena_tick *arena_begin(const char *name) {
         memcpy(tick->name, name, length);
         tick->name[length] = '\0';
     }
+    if (arena__traced()) {
+        tick->depth = 1;
+        tick->named = arena__name_turn(tick->name);
+        tick->begun = arena__site_here();
+        arena__make_strict(tick); /* each piece passes arena__take, which logs it */
+    }
     return tick;
 }
 
 int arena_end(arena_tick *tick) {
     if (!tick) tick = arena__self.top;
-    if (!tick || arena__state(tick) == ARENA__ENDED) return arena__fail(ARENA_E_ENDED);
+    if (!tick || arena__is_over(tick)) return arena__fail(ARENA_E_ENDED);
     if (ARENA__LOAD(tick->owner) != arena__tid()) return arena__fail(ARENA_E_THREAD);
     if (tick->detached) return arena__fail(ARENA_E_INVALID);
     /* A cleanup that ends its own tick, or one around it. */
@@ -196,8 +227,10 @@ int arena_end(arena_tick *tick) {
         if (arena__state(inner) == ARENA__ENDING) return arena__fail(ARENA_E_ENDING);
         if (inner == tick) break;
     }
+    uint32_t here = tick->depth ? arena__site_here() : 0;
     for (arena_tick *inner = NULL; inner != tick;) {
         inner = arena__self.top;
+        inner->over = here;
         (void)arena__tick_close(inner); /* a cleanup may begin and end ticks of its own */
         arena__self.top = inner->below;
         inner->below = arena__self.free;
@@ -218,6 +251,10 @@ arena_tick *arena_current(void) {
 /* The tick that an allocation goes to; NULL when it will be a stray. */
 arena_tick *arena__pick(arena_tick *tick) {
     return ARENA__LIKELY(tick != NULL) ? tick : arena_current();
+}
+
+uint64_t arena__ticks_begun(void) {
+    return ARENA__LOAD(ticks_begun);
 }
 
 const char *arena_name(const arena_tick *tick) {

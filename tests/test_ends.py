@@ -258,8 +258,10 @@ def test_ticks_begun_in_a_wiped_one_are_wiped_too() -> None:
         assert not after.wipe
 
 
-def test_sites_are_not_there_yet_and_the_rest_of_the_dial_is_on() -> None:
-    code = "import arena; d = arena.debug(); print(d.fill, d.noreuse, d.guard)"
+def test_sites_in_the_dial_are_the_depth_of_a_trace() -> None:
+    code = (
+        "import arena; d = arena.debug(); "
+        "print(d.fill, d.noreuse, d.guard, arena._native.lib.arena_tracing())"
+    )
     done = run(code, "fill,noreuse,guard,sites=8")
-    assert (done.returncode, done.stdout) == (0, "True True True\n")
-    assert "RuntimeWarning: ARENA_DEBUG: sites is not in this version" in done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True True True 8\n", "")

@@ -26,7 +26,7 @@ void arena_py_raise_thread(Scope *scope, const char *what) {
 
 /* For a tick that is not open, or not this thread's. */
 void arena_py_raise_state(Scope *scope) {
-    if (arena__state(&scope->tick) == ARENA__ENDED) {
+    if (arena__is_over(&scope->tick)) {
         arena_py_raise(ARENA_E_ENDED, scope, 0);
     } else if (!arena_py_scope_mine(scope)) {
         arena_py_raise(ARENA_E_THREAD, scope, 0);
@@ -56,13 +56,16 @@ void arena_py_raise_unusable_as(Handle *handle, PyObject *stale) {
         arena_py_raise_thread(scope, "scratch of ");
         return;
     }
-    PyObject *which = arena_py_describe(scope);
-    if (!which) return;
-    PyErr_Format(stale,
-                 "this %s of %zu bytes belonged to %U, which has ended: persist() what must "
-                 "outlive its tick",
-                 kind, size, which);
-    Py_DECREF(which);
+    arena_py_note_use(handle);
+    PyObject *which = arena_py_describe(scope), *sites = which ? arena_py_sites_of(handle) : NULL;
+    unsigned long long ago = arena__ticks_begun() - scope->tick.number;
+    if (sites)
+        PyErr_Format(stale,
+                     "this %s of %zu bytes belonged to %U, which has ended (%llu tick%s have begun "
+                     "since%U): persist() what must outlive its tick",
+                     kind, size, which, ago, ago == 1 ? "" : "s", sites);
+    Py_XDECREF(which);
+    Py_XDECREF(sites);
 }
 
 /* Whose limit it was, and who asked: the core has noted it. */

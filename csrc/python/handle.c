@@ -31,7 +31,9 @@ void arena_py_handle_free_data(Handle *handle) {
     if (is_strbuf(handle)) {
         arena_strbuf *buf = &((StrBuf *)handle)->buf;
         size_t size = buf->len;
+        uint32_t row = buf->row;
         arena__strbuf_free(buf);
+        arena__row_sub(row, 0);
         buf->len = size;
     } else {
         Piece *piece = (Piece *)handle;
@@ -45,6 +47,7 @@ void arena_py_handle_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     Scope *scope = handle->scope;
     if (!scope) arena_py_handle_free_data(handle); /* freed before: there is nothing left */
+    if (ARENA__UNLIKELY(handle->entry)) arena_py_entry_gone(handle);
     PyObject_Free(self);
     Py_DECREF(type);
     Py_XDECREF((PyObject *)scope);
@@ -57,7 +60,7 @@ static const char *kind_of(PyObject *self) {
 static PyObject *where(Handle *handle) {
     if (!handle->scope) return PyUnicode_FromString(handle->freed ? "freed" : "persisted");
     PyObject *which = arena_py_describe(handle->scope);
-    if (!which || arena__state(&handle->scope->tick) != ARENA__ENDED) return which;
+    if (!which || !arena__is_over(&handle->scope->tick)) return which;
     PyObject *text = PyUnicode_FromFormat("stale: %U has ended", which);
     Py_DECREF(which);
     return text;
@@ -71,7 +74,9 @@ PyObject *arena_py_handle_repr(PyObject *self) {
     PyObject *place = where(handle), *text = NULL;
     if (!place) return NULL;
     Span span = arena_py_span(handle);
-    if (!arena_py_usable(handle)) {
+    /* To show what a tick had that an audit keeps is no use of it. */
+    bool kept = handle->scope && arena__state(&handle->scope->tick) == ARENA__KEPT;
+    if (!kept && !arena_py_usable(handle)) {
         text = PyUnicode_FromFormat("<arena.%s of %zu bytes, %U>", kind_of(self), span.size, place);
     } else {
         size_t shown = span.size < SHOWN ? span.size : SHOWN;
@@ -286,14 +291,19 @@ int arena_py_handle_get_buffer(PyObject *self, Py_buffer *view, int flags) {
         return -1;
     arena__chunk *chunk = chunk_of(handle);
     if (handle->exports++ == 0 && chunk) arena__pin(chunk);
+    if (arena__traced() && chunk) {
+        int depth = handle->scope->tick.depth;
+        view->internal = arena__view_add(chunk, arena_py_site(depth ? depth : arena_tracing()));
+    }
     return 0;
 }
 
 void arena_py_handle_release_buffer(PyObject *self, Py_buffer *view) {
-    (void)view;
     Handle *handle = (Handle *)self;
     arena__chunk *chunk = chunk_of(handle);
+    if (ARENA__UNLIKELY(view->internal != NULL)) arena__view_gone(view->internal);
     if (--handle->exports) return;
+    if (ARENA__UNLIKELY(handle->entry)) arena_py_entry_unpinned(handle);
     if (chunk) arena__unpin(chunk);
     if (handle->freed) arena_py_handle_free_data(handle);
 }
@@ -348,6 +358,8 @@ PyObject *arena_py_handle_reduce(PyObject *self, PyObject *protocol) {
     (void)protocol;
     const Handle *handle = (Handle *)self;
     bool gone = handle->scope ? arena__state(&handle->scope->tick) == ARENA__ENDED : handle->freed;
+    if (handle->scope && arena__state(&handle->scope->tick) == ARENA__KEPT)
+        arena_py_note_use((Handle *)self);
     /* Also in another thread the type is what is wrong: pools pickle in a thread of their own. */
     if (gone) {
         arena_py_raise_unusable((Handle *)self);
@@ -364,7 +376,7 @@ PyObject *arena_py_handle_reduce(PyObject *self, PyObject *protocol) {
 PyObject *arena_py_handle_stale(PyObject *self, void *unused) {
     (void)unused;
     const Handle *handle = (Handle *)self;
-    return PyBool_FromLong(handle->scope ? arena__state(&handle->scope->tick) == ARENA__ENDED
+    return PyBool_FromLong(handle->scope ? arena__is_over(&handle->scope->tick)
                                          : handle->freed);
 }
 

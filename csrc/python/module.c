@@ -10,7 +10,7 @@ static const struct {
 #define LENDS(name) {#name, offsetof(struct arena_py_lent, name)}
     LENDS(ArenaError), LENDS(StaleError), LENDS(ClosedError),  LENDS(TickError), LENDS(WrongThreadError),
     LENDS(LimitError), LENDS(EscapeError), LENDS(settle),    LENDS(thread_label),
-    LENDS(decorate),
+    LENDS(decorate), LENDS(connect),
 #undef LENDS
 };
 
@@ -160,15 +160,18 @@ static PyObject *swap(PyObject *unused, PyObject *const *args, Py_ssize_t count)
 
 static PyMethodDef functions[] = {
     {"tick", FAST(mod_tick), METH_FASTCALL | METH_KEYWORDS,
-     "tick(name=None, *, limit=None, escapes='allow', wipe=False)\n--\n\n"
+     "tick(name=None, *, limit=None, escapes='allow', wipe=False, trace=0, objects=False)\n--\n\n"
      "A tick to open with `with`, or a decorator of def and async def functions.\n\n"
      "`limit` is the most bytes that it and the ticks inside of it may hold, as an int or as\n"
      "\"64 MiB\": exact to the byte, a StrBuf by its length. `escapes=\"raise\"` makes the end raise\n"
      "EscapeError when live views pin memory. `wipe=True` zeroes all its memory at the end; what a\n"
-     "view pins, when the last view dies. Each tick opens once; it belongs to the thread that opens\n"
-     "it. Raises TypeError, ValueError. C: arena_begin, arena_limit, arena_wipe."},
+     "view pins, when the last view dies. `trace` records where things are allocated in it, that many\n"
+     "frames (at most 32) of each place: see trace(). `objects=True` captures blocks of Python objects\n"
+     "above 512 bytes while it is open, and reports those that outlive it: see escapes(). Each tick\n"
+     "opens once; it belongs to the thread that opens it. Raises TypeError, ValueError, ImportError\n"
+     "when objects cannot be captured here. C: arena_begin, arena_limit, arena_wipe, arena_trace."},
     {"begin", FAST(mod_begin), METH_FASTCALL | METH_KEYWORDS,
-     "begin(name=None, *, limit=None, escapes='allow', wipe=False)\n--\n\n"
+     "begin(name=None, *, limit=None, escapes='allow', wipe=False, trace=0, objects=False)\n--\n\n"
      "Open a tick at once; end it with its end(). Keep what this returns: a tick that nobody holds\n"
      "is ended with a ResourceWarning. Arguments and errors as tick(). C: arena_begin."},
     {"end", mod_end, METH_NOARGS,
@@ -215,6 +218,19 @@ static PyMethodDef functions[] = {
      "and cached chunks are not in it. What would pass it raises LimitError. Returns the limit\n"
      "before, or None. Any thread may call it. Raises TypeError, and ValueError when more is held\n"
      "already. C: arena_process_limit."},
+    {"_rows", arena_py_rows, METH_NOARGS,
+     "_rows()\n--\n\nThe rows of the map of escapes, as dicts. For arena/escapes.py. C: arena_escapes."},
+    {"_audit", arena_py_audit, METH_O,
+     "_audit(budget, /)\n--\n\n"
+     "Set how many bytes an audit keeps, None or 0 for none; returns what it was. C: arena_audit."},
+    {"_own_folder", arena_py_sites_setup, METH_O,
+     "_own_folder(folder, /)\n--\n\nWhere arena's own files are: no site is in them."},
+    {"_objects_host", arena_py_host, METH_NOARGS,
+     "_objects_host()\n--\n\nThe address of what the objects module is lent."},
+    {"_objects_connected", arena_py_connected, METH_O,
+     "_objects_connected(address, /)\n--\n\nTake what the objects module lends."},
+    {"_objects_always", arena_py_objects_always, METH_O,
+     "_objects_always(on, /)\n--\n\nWhether ticks capture objects unless they say otherwise."},
     {"_swap", FAST(swap), METH_FASTCALL,
      "_swap(values, key, value, /)\n--\n\n"
      "Put a value into a dict and return the one it replaces, or None: one step for other threads."},

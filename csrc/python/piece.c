@@ -11,11 +11,15 @@ static Piece *piece_new(PyTypeObject *type, Scope *scope, size_t size) {
     piece->scope = scope;
     piece->exports = 0;
     piece->freed = false;
+    piece->entry = 0;
     piece->size = size;
     piece->chunk = NULL;
     piece->data = scope ? arena__alloc_in(&scope->tick, size, &piece->chunk)
                         : arena__persist_new(size, false);
-    if (piece->data) return piece;
+    if (ARENA__LIKELY(piece->data != NULL)) {
+        if (ARENA__UNLIKELY(scope && scope->tick.depth)) arena_py_entry_new((Handle *)piece);
+        return piece;
+    }
     arena_py_raise(arena_error(), scope, size);
     Py_DECREF(piece);
     return NULL;
@@ -24,6 +28,8 @@ static Piece *piece_new(PyTypeObject *type, Scope *scope, size_t size) {
 static PyObject *piece_from(PyTypeObject *type, Scope *scope, const char *data, size_t size) {
     Piece *piece = piece_new(type, scope, size);
     if (piece && size) arena__copy(piece->data, data, size);
+    if (arena__traced() && piece && !scope)
+        arena_py_show((Handle *)piece, arena__persist_row(piece->data));
     return (PyObject *)piece;
 }
 
@@ -49,7 +55,10 @@ PyObject *arena_py_block_new(Scope *scope, PyObject *size) {
     if (arena_py_size(size, "the size of a block", &bytes) == 0 && still_open(scope) == 0)
         piece = piece_new(arena_py_Block, scope, bytes);
     if (piece && scope) arena__zero(piece->chunk, piece->data, bytes);
-    if (piece && !scope) memset(piece->data, 0, bytes);
+    if (piece && !scope) {
+        memset(piece->data, 0, bytes);
+        arena_py_show((Handle *)piece, arena__persist_row(piece->data));
+    }
     Py_XDECREF((PyObject *)scope);
     return (PyObject *)piece;
 }

@@ -11,6 +11,7 @@
 #include <Python.h>
 
 #include "../internal.h"
+#include "../objects/link.h"
 #include "register.h"
 
 typedef struct Tick Tick;
@@ -24,6 +25,11 @@ typedef struct Scope {
     Tick *face;           /* borrowed: NULL once the user's object is gone */
     PyObject *name;       /* owned: exactly str, or NULL: freeing it runs no Python code */
     unsigned long thread; /* ident of the owner, for messages */
+    bool watched;         /* its end is more than giving memory back: see watch.c */
+    bool holds_trace;     /* it records sites by itself */
+    uint32_t held;        /* its live handles: see sites.c */
+    void *capture;        /* of Python objects, or NULL */
+    struct Scope *kept_prev, *kept_next; /* among those that an audit keeps, by age */
 } Scope;
 
 struct Tick {
@@ -34,6 +40,9 @@ struct Tick {
     size_t limit;
     bool raise_escapes;
     bool wipe;
+    bool objects;
+    bool special; /* it has a limit, wipe, trace or objects */
+    uint8_t trace;
     bool seen_by_gc; /* the collector has marked it as finalized: its memory is not reused */
 };
 
@@ -42,7 +51,8 @@ struct Tick {
     PyObject_HEAD                                                                                 \
     Scope *scope;                                                                                 \
     Py_ssize_t exports; /* live buffer exports */                                                 \
-    bool freed;         /* persisted memory that was freed */
+    bool freed;         /* persisted memory that was freed */                                     \
+    uint32_t entry;     /* while sites are recorded: see sites.c */
 
 typedef struct Handle {
     HANDLE_HEAD
@@ -71,6 +81,7 @@ extern struct arena_py_lent {
     PyObject *thread_label; /* (ident) -> str */
     PyObject *settle;       /* (tick, failures, escape, body) -> exception or None */
     PyObject *decorate;     /* (fn, name, options) -> fn */
+    PyObject *connect;      /* () -> None: loads the objects module */
     PyObject *is_finalizing;
 } arena_py_lent;
 
@@ -97,6 +108,35 @@ int arena_py_tick_begin(Tick *tick);
 PyObject *arena_py_cleanup_in(Scope *scope, PyObject *const *args, Py_ssize_t count,
                               PyObject *names);
 
+/* watch.c: ticks that do more than most. */
+int arena_py_watch(Scope *scope, const Tick *face);
+size_t arena_py_end_watched(Scope *scope);
+void arena_py_unwatch(Scope *scope);
+PyObject *arena_py_host(PyObject *unused, PyObject *unused2);
+PyObject *arena_py_connected(PyObject *unused, PyObject *address);
+PyObject *arena_py_objects_always(PyObject *unused, PyObject *on);
+extern bool arena_py_objects;
+int arena_py_want_objects(void);
+
+/* sites.c */
+uint32_t arena_py_site(int depth);
+int arena_py_depth(PyObject *object, int *depth);
+void arena_py_entry_new(Handle *handle);
+void arena_py_entry_gone(Handle *handle);
+void arena_py_entry_unpinned(Handle *handle);
+void arena_py_entries_ended(Scope *scope);
+void arena_py_note_use(Handle *handle);
+void arena_py_show(Handle *handle, uint32_t row);
+PyObject *arena_py_sites_of(Handle *handle);
+PyObject *arena_py_rows(PyObject *unused, PyObject *unused2);
+PyObject *arena_py_sites_setup(PyObject *unused, PyObject *folder);
+
+/* audit.c */
+size_t arena_py_keep(Scope *scope);
+void arena_py_kept_gone(Scope *scope);
+ARENA__NOINLINE bool arena_py_use_kept(Handle *handle);
+PyObject *arena_py_audit(PyObject *unused, PyObject *budget);
+
 /* handle.c: what Block, Str and StrBuf do alike. */
 typedef struct Span {
     const char *data;
@@ -105,7 +145,9 @@ typedef struct Span {
 static inline bool arena_py_usable(const Handle *handle) {
     const Scope *scope = handle->scope;
     if (ARENA__LIKELY(scope != NULL))
-        return ARENA__LIKELY(arena__state(&scope->tick) != ARENA__ENDED && arena_py_scope_mine(scope));
+        return ARENA__LIKELY(!arena__is_over(&scope->tick))
+                   ? ARENA__LIKELY(arena_py_scope_mine(scope))
+                   : arena__state(&scope->tick) == ARENA__KEPT && arena_py_use_kept((Handle *)(uintptr_t)handle);
     return !handle->freed;
 }
 /* 0, or -1 with an exception. */

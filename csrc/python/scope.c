@@ -45,7 +45,7 @@ static bool is_open_here(const Scope *scope) {
  * Python code. */
 static void skip_ended(Scope *scope) {
     Scope *above = scope->parent, *kept = above;
-    while (kept && arena__state(&kept->tick) == ARENA__ENDED) kept = kept->parent;
+    while (kept && arena__is_over(&kept->tick)) kept = kept->parent;
     if (kept == above) return;
     Py_XINCREF((PyObject *)kept);
     scope->parent = kept;
@@ -55,7 +55,7 @@ static void skip_ended(Scope *scope) {
 /* The same for the scopes whose limits hold. They are all this thread's. */
 static void skip_ended_around(Scope *scope) {
     Scope *above = scope->around, *kept = above;
-    while (kept && arena__state(&kept->tick) == ARENA__ENDED) kept = kept->around;
+    while (kept && arena__is_over(&kept->tick)) kept = kept->around;
     if (kept == above) return;
     Py_XINCREF((PyObject *)kept);
     scope->around = kept;
@@ -74,8 +74,8 @@ static Scope *find_current(Scope **last) {
         return NULL;
     }
     Scope *scope = Py_TYPE(value) == arena_py_Scope ? (Scope *)value : NULL;
-    if (scope && arena__state(&scope->tick) == ARENA__ENDED) skip_ended(scope);
-    while (scope && arena__state(&scope->tick) == ARENA__ENDED) scope = scope->parent;
+    if (scope && arena__is_over(&scope->tick)) skip_ended(scope);
+    while (scope && arena__is_over(&scope->tick)) scope = scope->parent;
     *last = scope;
     while (scope && !is_open_here(scope)) scope = scope->parent;
     Py_DECREF(value); /* an open scope is kept by its tick, and so are those around it */
@@ -95,7 +95,7 @@ Scope *arena_py_scope_needed(void) {
     PyObject *value = PyObject_CallFunctionObjArgs(var_get, Py_None, NULL);
     if (!value) return NULL;
     Scope *last = Py_TYPE(value) == arena_py_Scope ? (Scope *)value : NULL;
-    if (last && arena__state(&last->tick) != ARENA__ENDED) {
+    if (last && !arena__is_over(&last->tick)) {
         PyObject *which = arena_py_describe(last);
         if (which && arena_py_scope_mine(last))
             PyErr_Format(arena_py_lent.TickError,
@@ -165,8 +165,7 @@ Scope *arena_py_scope_begin(Tick *face, PyObject *name) {
         skip_ended_around(current);
     }
     scope->tick.below = scope->around ? &current->tick : NULL;
-    if (face->limit != ARENA__UNLIMITED) (void)arena__cap(&scope->tick, face->limit);
-    if (face->wipe) scope->tick.wipe = true;
+    scope->watched = false;
 
     int collects = PyGC_Disable();
     PyObject *token = fast_set ? fast_set(variable, (PyObject *)scope)
@@ -179,6 +178,12 @@ Scope *arena_py_scope_begin(Tick *face, PyObject *name) {
         return NULL;
     }
     Py_DECREF(token);
+    if (ARENA__UNLIKELY(face->special || arena__traced()) && arena_py_watch(scope, face) < 0) {
+        scope->face = NULL;
+        (void)arena__tick_close(&scope->tick);
+        Py_DECREF(scope);
+        return NULL;
+    }
     return scope;
 }
 
@@ -190,6 +195,8 @@ static void scope_dealloc(PyObject *self) {
         Scope *parent = scope->parent;
         PyObject *around = (PyObject *)scope->around;
         PyObject *name = scope->name;
+        if (ARENA__UNLIKELY(scope->watched)) arena_py_unwatch(scope);
+        if (ARENA__UNLIKELY(arena__state(&scope->tick) == ARENA__KEPT)) arena_py_kept_gone(scope);
         /* Of another thread: also when it has ended. Its sweep may be at it. */
         if (arena__state(&scope->tick) != ARENA__ENDED || !arena_py_scope_mine(scope))
             (void)arena__tick_close(&scope->tick);

@@ -18,7 +18,9 @@ static inline bool may_resize(const StrBuf *self) {
     const Scope *scope = self->scope;
     bool open = scope ? arena__state(&scope->tick) == ARENA__OPEN && arena_py_scope_mine(scope)
                       : !self->freed;
-    return ARENA__LIKELY(open && !self->exports);
+    if (ARENA__LIKELY(open && !self->exports)) return true;
+    return scope && arena__state(&scope->tick) == ARENA__KEPT && !self->exports &&
+           arena_py_use_kept((Handle *)(uintptr_t)self);
 }
 
 static ARENA__NOINLINE int raise_code(StrBuf *self, int code, size_t requested) {
@@ -61,11 +63,19 @@ PyObject *arena_py_strbuf_new(Scope *scope, PyObject *initial) {
     self->scope = scope;
     self->exports = 0;
     self->freed = false;
+    self->entry = 0;
     arena__strbuf_init(&self->buf, scope ? &scope->tick : NULL);
+    if (ARENA__UNLIKELY(scope ? scope->tick.depth != 0 : arena__traced())) {
+        if (scope)
+            arena_py_entry_new((Handle *)self);
+        else
+            self->buf.row = arena__escaped(ARENA_ESCAPE_PERSIST, 0);
+    }
     if (initial && append_piece(self, initial, "strbuf()") < 0) {
         Py_DECREF(self);
         return NULL;
     }
+    if (ARENA__UNLIKELY(self->buf.row)) arena_py_show((Handle *)self, self->buf.row);
     return (PyObject *)self;
 }
 

@@ -19,6 +19,8 @@ static Tick *tick_alloc(void) {
     tick->cleanups = NULL;
     tick->limit = ARENA__UNLIMITED;
     tick->raise_escapes = tick->wipe = false;
+    tick->objects = tick->special = arena_py_objects;
+    tick->trace = 0;
     tick->seen_by_gc = false;
     PyObject_GC_Track(tick);
     return tick;
@@ -46,6 +48,22 @@ static int set_wipe(Tick *tick, PyObject *value) {
     return 0;
 }
 
+static int set_objects(Tick *tick, PyObject *value) {
+    if (!PyBool_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "objects is True or False, not %R", value);
+        return -1;
+    }
+    tick->objects = value == Py_True;
+    return tick->objects ? arena_py_want_objects() : 0;
+}
+
+static int set_trace(Tick *tick, PyObject *value) {
+    int depth;
+    if (arena_py_depth(value, &depth) < 0) return -1;
+    tick->trace = (uint8_t)depth;
+    return 0;
+}
+
 static int set_name(Tick *tick, PyObject *value) {
     if (value == Py_None) return 0;
     if (!PyUnicode_Check(value)) {
@@ -62,8 +80,8 @@ static int set_name(Tick *tick, PyObject *value) {
 static int set_options(Tick *tick, PyObject *const *args, Py_ssize_t count, PyObject *names) {
     if (count > 1) {
         PyErr_Format(PyExc_TypeError,
-                     "a tick takes 1 positional argument, its name (%zd given): limit=, escapes= "
-                     "and wipe= go by name",
+                     "a tick takes 1 positional argument, its name (%zd given): limit=, escapes=, "
+                     "wipe=, trace= and objects= go by name",
                      count);
         return -1;
     }
@@ -78,6 +96,10 @@ static int set_options(Tick *tick, PyObject *const *args, Py_ssize_t count, PyOb
             failed = set_escapes(tick, value);
         } else if (PyUnicode_CompareWithASCIIString(key, "wipe") == 0) {
             failed = set_wipe(tick, value);
+        } else if (PyUnicode_CompareWithASCIIString(key, "trace") == 0) {
+            failed = set_trace(tick, value);
+        } else if (PyUnicode_CompareWithASCIIString(key, "objects") == 0) {
+            failed = set_objects(tick, value);
         } else if (PyUnicode_CompareWithASCIIString(key, "name") == 0 && !count) {
             failed = set_name(tick, value);
         } else {
@@ -86,6 +108,7 @@ static int set_options(Tick *tick, PyObject *const *args, Py_ssize_t count, PyOb
         }
         if (failed) return -1;
     }
+    tick->special = tick->limit != ARENA__UNLIMITED || tick->wipe || tick->trace || tick->objects;
     return 0;
 }
 
@@ -95,8 +118,9 @@ static PyObject *decorate(Tick *tick, PyObject *fn) {
                                                       : PyLong_FromSize_t(tick->limit);
     if (!limit) return NULL;
     PyObject *decorated = PyObject_CallFunction(
-        arena_py_lent.decorate, "OO{sOsssO}", fn, tick->name ? tick->name : Py_None, "limit", limit,
-        "escapes", tick->raise_escapes ? "raise" : "allow", "wipe", tick->wipe ? Py_True : Py_False);
+        arena_py_lent.decorate, "OO{sOsssOsisO}", fn, tick->name ? tick->name : Py_None, "limit", limit,
+        "escapes", tick->raise_escapes ? "raise" : "allow", "wipe", tick->wipe ? Py_True : Py_False,
+        "trace", (int)tick->trace, "objects", tick->objects ? Py_True : Py_False);
     Py_DECREF(limit);
     return decorated;
 }
@@ -185,7 +209,10 @@ static size_t finish(Tick *tick, PyObject **failures) {
         if (arena__state(core) == ARENA__OPEN) arena__tick_ending(core);
         *failures = run_cleanups(tick);
     }
-    return arena__state(core) == ARENA__ENDED ? 0 : arena__tick_close(core);
+    if (arena__is_over(core)) return 0;
+    if (ARENA__UNLIKELY(tick->scope->watched || ARENA__LOAD(arena__budget)))
+        return arena_py_end_watched(tick->scope);
+    return arena__tick_close(core);
 }
 
 /* What went wrong at an end, beside the body's own exception (or NULL). */
@@ -383,6 +410,17 @@ static PyObject *get_wipe(PyObject *self, void *unused) {
     return PyBool_FromLong(tick->scope ? tick->scope->tick.wipe : tick->wipe);
 }
 
+static PyObject *get_trace(PyObject *self, void *unused) {
+    (void)unused;
+    const Tick *tick = (Tick *)self;
+    return PyLong_FromLong(tick->scope ? tick->scope->tick.depth : tick->trace);
+}
+
+static PyObject *get_objects(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(((Tick *)self)->objects);
+}
+
 static PyObject *tick_repr(PyObject *self) {
     Tick *tick = (Tick *)self;
     if (!tick->scope)
@@ -390,7 +428,7 @@ static PyObject *tick_repr(PyObject *self) {
                           : PyUnicode_FromString("<arena.Tick, not begun>");
     PyObject *which = arena_py_describe(tick->scope), *text = NULL;
     if (!which) return NULL;
-    if (arena__state(&tick->scope->tick) == ARENA__ENDED)
+    if (arena__is_over(&tick->scope->tick))
         text = PyUnicode_FromFormat("<arena.Tick: %U, ended>", which);
     else
         text = PyUnicode_FromFormat("<arena.Tick: %U, %s, %zu bytes used>", which,
@@ -441,7 +479,7 @@ static void end_forgotten(Tick *tick) {
 static bool is_forgotten(const Tick *tick) {
     if (!tick->scope) return false;
     uint8_t state = arena__state(&tick->scope->tick);
-    return state == ARENA__OPEN || (state == ARENA__ENDED && tick->cleanups != NULL);
+    return state == ARENA__OPEN || (state <= ARENA__KEPT && tick->cleanups != NULL);
 }
 
 /* Called by the collector only: a tick in a reference cycle with its own cleanups. */
@@ -532,6 +570,10 @@ static PyGetSetDef tick_getset[] = {
      "True when all its memory is zeroed at the end: by wipe=True, or because it was begun in such a\n"
      "tick. C: arena_wipe.",
      NULL},
+    {"trace", get_trace, NULL,
+     "How many frames of each site it records; 0: none. C: arena_trace.", NULL},
+    {"objects", get_objects, NULL,
+     "True when large blocks of Python objects are captured while it is open.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
