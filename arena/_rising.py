@@ -32,7 +32,7 @@ def keeps_rising(history: History) -> bool:
     included, so only what was never given back. Cut the turns into eight equal parts and leave out
     the first two. The bytes keep rising when the floor rises in each of the other six.
 
-    So it takes nine turns at the least. What is allocated once raises the floor in one part, a
+    So it takes eight turns at the least. What is allocated once raises the floor in one part, a
     cache that is full in none, and one that is emptied pulls it down to what it held then. A leak
     each tenth turn shows once each part has ten. Of noise about a level, one history in 720 looks
     so (the six floors are in order by chance).

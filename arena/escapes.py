@@ -14,7 +14,6 @@ from arena._version import __version__
 
 __all__ = ["Escape", "EscapeMap", "Frame", "escapes"]
 
-Kind: TypeAlias = Literal["persist", "pin", "stale", "stray", "object"]
 Path: TypeAlias = str | os.PathLike[str]
 
 
@@ -31,7 +30,7 @@ class Frame:
 class Escape:
     """A row of the map: all escapes of one kind, from one place, of ticks of one name."""
 
-    kind: Kind
+    kind: Literal["persist", "pin", "stale", "stray", "object"]
     """``persist`` was copied out of a tick; ``pin`` is a chunk kept by a view; ``stale`` a handle
     held past its tick; ``stray`` was allocated through the C API with no tick open; ``object`` is a
     Python object made in a tick and still alive."""
@@ -70,7 +69,7 @@ class Escape:
     """Whether live bytes keep rising, turn after turn.
 
     The rule: take for each turn the least that was alive then or at any later time. Of eight equal
-    parts of the history, this must rise in each of the last six. Nine turns are the least it takes;
+    parts of the history, this must rise in each of the last six. Eight turns are the least it takes;
     what is allocated once, a cache that is full, and one that is emptied now and then do not grow.
     """
 
