@@ -10,17 +10,18 @@ import dataclasses
 import gc
 from collections import Counter
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import arena
 from arena._map_text import plural
-from arena.escapes import Escape, EscapeMap, as_it_ran, escapes
+from arena.escapes import Escape, EscapeMap, Frame, as_it_ran, escapes
 
 __all__ = ["Plugin"]
 
-_DEPTH = 3  # frames of each place
+_DEPTH = 4  # frames of each place, some of them pytest's
 _TITLE = "arena: what escapes"
 
 
@@ -49,6 +50,12 @@ def _allowed(mark: pytest.Mark) -> _Allowed:
     if not isinstance(allowed.flat, bool):
         wrong(f"flat is True or False, not {allowed.flat!r}")
     return allowed
+
+
+def _in_the_test(site: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The frames down to the test; those that called it are pytest's."""
+    files = [Path(frame.file).parent.name for frame in site]
+    return site[: files.index("_pytest")] if "_pytest" in files[1:] else site
 
 
 def _now() -> EscapeMap:
@@ -102,6 +109,7 @@ class _Watch:
                     f"{self._allowed.max_escapes:,} allowed"
                 )
         if said:
+            found = [dataclasses.replace(row, site=_in_the_test(row.site)) for row in found]
             self.report = str(EscapeMap(tuple(found), changes=True))
             pytest.fail(f"arena: {'; '.join(said)}", pytrace=False)
 
@@ -114,7 +122,7 @@ class Plugin:
         self._told: _Watch | None = None  # after the teardown, for its report
         self._tracing = contextlib.ExitStack()
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
         """Look at what is alive before the fixtures of the test are set up."""
         mark = item.get_closest_marker("arena")
@@ -133,12 +141,13 @@ class Plugin:
         if watch is None:
             return (yield)
         if fixturedef.scope == "function":
-            watch.has_fixtures = True
+            # The parameters of a parametrized test come as fixtures too, and hold nothing of it.
+            watch.has_fixtures |= fixturedef.func.__name__ != "get_direct_param_fixture_func"
             return (yield)
         with watch.shared():
             return (yield)
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
         """Judge a test that passed, but for what the teardown of its fixtures may still free."""
         result = yield
@@ -148,7 +157,7 @@ class Plugin:
             watch.passed = True
         return result
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
         """Judge the rest of it, and watch no longer."""
         try:
