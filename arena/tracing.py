@@ -37,7 +37,11 @@ class Trace:
         lib.arena_trace(self._before)
 
     def __repr__(self) -> str:
-        return f"<arena.trace: {self.depth} frame(s) of each site>" if self.depth else "<arena.trace: off>"
+        return (
+            f"<arena.trace: {self.depth} frame(s) of each site>"
+            if self.depth
+            else "<arena.trace: off>"
+        )
 
 
 def trace(depth: int = 1) -> Trace:

@@ -6,8 +6,8 @@
  * one site in ticks of one name. A piece of memory that escapes carries the number of its row, and
  * leaves the row when it is freed: so what a row counts as alive is exact.
  *
- * The tables have a fixed size and are mapped when sites are recorded for the first time: 15 MB of
- * addresses, of which only what is used becomes resident. A program that makes code or names for ever
+ * The tables have a fixed size and are mapped when sites are recorded for the first time: 31 MB
+ * of addresses, of which only what is used becomes resident. A program that makes code or names for ever
  * fills them; what comes after that is counted in rows without a site or a name.
  *
  * One lock, taken after the pages lock where both are.
@@ -19,7 +19,7 @@
 #include <time.h>
 
 enum { SITES = 1 << 16, NAMES = 1 << 10, ROWS = 1 << 13, POINTS = 64, EXAMPLE = 120 };
-enum { PIN_LISTS = 1 << 8 };
+enum { PIN_LISTS = 1 << 8, KEPT = 16 << 20 };
 
 typedef struct site {
     uint64_t hash;
@@ -55,6 +55,8 @@ typedef struct tables {
     uint32_t site_count, name_count, row_count;
     uint64_t turns;
     arena__view *pins[PIN_LISTS]; /* views, by their chunk */
+    size_t kept_used;
+    _Alignas(16) char kept[KEPT]; /* keys, frames and texts */
 } tables;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -116,55 +118,47 @@ uint32_t arena__site_find(const uintptr_t *key, uint32_t words) {
     return number;
 }
 
-static char *copy_text(const char *text) {
+/* Under the lock: room for what is kept for good. NULL when it is used up. */
+static void *keep(size_t size) {
+    size = (size + 7) & ~(size_t)7;
+    if (size > sizeof map->kept - map->kept_used) return NULL;
+    map->kept_used += size;
+    return map->kept + map->kept_used - size;
+}
+
+static char *keep_text(const char *text) {
     size_t size = strlen(text) + 1;
-    char *copy = arena__system.resize(NULL, size);
+    char *copy = keep(size);
     if (copy) memcpy(copy, text, size);
     return copy;
 }
 
-static void drop_frames(arena_frame *frames, uint32_t depth) {
-    for (uint32_t i = 0; i < depth; i++) {
-        arena__system.release((void *)(uintptr_t)frames[i].file);
-        arena__system.release((void *)(uintptr_t)frames[i].function);
+static bool keep_site(site *s, const uintptr_t *key, const arena_frame *frames) {
+    s->key = keep(s->words * sizeof *key);
+    s->frames = keep(s->depth * sizeof *frames);
+    if (!s->key || !s->frames) return false;
+    memcpy(s->key, key, s->words * sizeof *key);
+    for (uint32_t i = 0; i < s->depth; i++) {
+        s->frames[i] = (arena_frame){keep_text(frames[i].file), keep_text(frames[i].function),
+                                     frames[i].line};
+        if (!s->frames[i].file || !s->frames[i].function) return false;
     }
-    arena__system.release(frames);
-}
-
-static arena_frame *copy_frames(const arena_frame *frames, uint32_t depth) {
-    arena_frame *copy = arena__system.resize(NULL, depth * sizeof *copy);
-    for (uint32_t i = 0; copy && i < depth; i++) {
-        copy[i] = (arena_frame){copy_text(frames[i].file), copy_text(frames[i].function),
-                                frames[i].line};
-        if (copy[i].file && copy[i].function) continue;
-        drop_frames(copy, i + 1);
-        return NULL;
-    }
-    return copy;
+    return true;
 }
 
 /* Keeps a site of at least one frame. 0 when there is no room for it. */
 uint32_t arena__site_add(const uintptr_t *key, uint32_t words, const arena_frame *frames,
                          uint32_t depth) {
-    uint64_t hash = hash_key(key, words);
-    uint32_t number = 0;
-    uintptr_t *own_key = arena__system.resize(NULL, words * sizeof *key);
-    arena_frame *own_frames = copy_frames(frames, depth);
-    if (own_key) memcpy(own_key, key, words * sizeof *key);
+    site fresh = {.hash = hash_key(key, words), .words = words, .depth = depth};
+    if (!map) return 0;
     arena__sites_lock();
-    if (map && own_key && own_frames) {
-        number = find_site(hash, key, words); /* another thread may have been faster */
-        if (!number && map->site_count + 1 < SITES) {
-            number = ++map->site_count;
-            map->sites[number] = (site){hash, own_key, own_frames, words, depth};
-            enter(map->by_site, 2 * SITES, hash, number);
-            own_key = NULL;
-            own_frames = NULL;
-        }
+    uint32_t number = find_site(fresh.hash, key, words); /* another thread may have been faster */
+    if (!number && map->site_count + 1 < SITES && keep_site(&fresh, key, frames)) {
+        number = ++map->site_count;
+        map->sites[number] = fresh;
+        enter(map->by_site, 2 * SITES, fresh.hash, number);
     }
     arena__sites_unlock();
-    if (own_frames) drop_frames(own_frames, depth);
-    arena__system.release(own_key);
     return number;
 }
 
@@ -212,7 +206,7 @@ uint32_t arena__name_turn(const char *text) {
             break;
         }
         char *copy = NULL;
-        if (!number && map->name_count + 2 < NAMES && (copy = copy_text(text)) != NULL) {
+        if (!number && map->name_count + 2 < NAMES && (copy = keep_text(text)) != NULL) {
             number = ++map->name_count;
             map->names[number] = (name){copy, hash, 0};
             enter(map->by_name, 2 * NAMES, hash, number);
@@ -440,7 +434,7 @@ void arena__view_gone(arena__view *view) {
 
 static bool have_map(void) {
     arena__sites_lock();
-    if (!map && (map = arena__system.map(sizeof *map)) != NULL) arena__check_root(map, sizeof *map);
+    if (!map && (map = arena__system.map(sizeof *map)) != NULL) arena__check_root(map->pins, sizeof map->pins);
     arena__sites_unlock();
     return map != NULL;
 }

@@ -159,8 +159,6 @@ size_t arena__tick_close(arena_tick *tick) {
 size_t arena__tick_keep(arena_tick *tick) {
     if (arena__state(tick) == ARENA__OPEN) arena__tick_ending(tick);
     if (tick->strict) arena__settle(tick);
-    tick->inside = false;
-    tick->below = NULL;
     size_t pinned = arena__chunks_keep(tick);
     over(tick, ARENA__KEPT);
     return pinned;

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import arena
+from arena._native import lib
 
 settings.register_profile(
     "arena", deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
@@ -67,3 +68,23 @@ def accounting_is_exact(request: pytest.FixtureRequest) -> Iterator[None]:
     if failed and all(after[name] <= before[name] for name in GUARDED):
         return  # the traceback of an earlier failure has let go
     assert after == before, "the test, or what it tests, left memory behind"
+
+
+@pytest.fixture(autouse=True)
+def under_an_audit(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """The suite also runs with ARENA_AUDIT set, where the memory of ended ticks is kept.
+
+    A test marked ``ends`` shows that what has ended is gone: it runs with a budget of 2 bytes, so that
+    each tick is kept and let go of at once. One marked ``as_ever`` counts mappings: it runs without.
+    """
+    budget = lib.arena_audit_now()
+    if budget and request.node.get_closest_marker("as_ever"):
+        budget = 0
+        monkeypatch.delenv("ARENA_AUDIT", raising=False)
+    elif budget and request.node.get_closest_marker("ends"):
+        budget = 2
+        monkeypatch.setenv("ARENA_AUDIT", "2")
+    with arena.audit(budget):
+        yield

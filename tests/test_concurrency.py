@@ -844,6 +844,7 @@ def test_work_sent_to_a_thread_has_no_tick_there_but_persisted_memory_and_its_ow
     asyncio.run(main())
 
 
+@pytest.mark.ends
 def test_work_in_threads_may_outlive_the_tick_of_the_task_that_sent_it() -> None:
     started, over = threading.Event(), threading.Event()
 

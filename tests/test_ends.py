@@ -96,6 +96,7 @@ def test_wipe_is_an_option_of_every_form_of_a_tick() -> None:
             arena.tick(wipe=wrong)  # type: ignore[call-overload]
 
 
+@pytest.mark.ends
 @looks_at_ended_memory
 def test_fill_overwrites_what_has_ended() -> None:
     assert arena.debug(fill=True) == arena.Debug(fill=True, noreuse=False, guard=False)
@@ -110,6 +111,7 @@ def test_fill_overwrites_what_has_ended() -> None:
     assert ctypes.string_at(at, len(SECRET)) == SECRET
 
 
+@pytest.mark.ends
 @looks_at_ended_memory
 def test_noreuse_keeps_ended_memory_as_it_was_for_good() -> None:
     arena.debug(noreuse=True)
@@ -150,6 +152,7 @@ print("unharmed")
 """
 
 
+@pytest.mark.ends
 @pytest.mark.parametrize(
     ("size", "offset", "inside", "after", "dial"),
     [
@@ -182,6 +185,7 @@ def test_a_guard_stops_c_code_at_the_culprit_and_faulthandler_names_the_line(
         assert run(code.replace("+ 15, 1, 1)", "- 15, 1, 1)"), "").stdout.endswith("unharmed\n")
 
 
+@pytest.mark.ends
 def test_under_a_guard_handles_raise_and_views_stay_readable_as_ever() -> None:
     arena.debug(guard=True)
     views = []

@@ -177,6 +177,7 @@ assert text.stale
     ]
 
 
+@pytest.mark.ends
 def test_views_that_pin_memory_live_on_in_a_child_and_are_dropped_there() -> None:
     code = """
 views = []
@@ -915,6 +916,7 @@ del arena
 }
 
 
+@pytest.mark.ends
 @pytest.mark.parametrize("when", LATE)
 def test_arena_works_in_what_runs_late(when: str) -> None:
     code = """

@@ -101,6 +101,7 @@ def use_of(kind: str, use: str) -> Callable[..., object]:
     return {**USES, **ONLY[kind]}[use]
 
 
+@pytest.mark.ends
 @pytest.mark.parametrize(("kind", "use"), CASES)
 def test_every_use_of_a_stale_handle_is_a_stale_error_that_names_the_tick(
     kind: str, use: str
@@ -124,6 +125,7 @@ def test_every_use_of_a_freed_handle_is_a_stale_error(kind: str, use: str) -> No
         use_of(kind, use)(handle)
 
 
+@pytest.mark.ends
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_stale_handle_still_tells_what_it_was(kind: str) -> None:
     with arena.tick("over") as t:
@@ -136,6 +138,7 @@ def test_a_stale_handle_still_tells_what_it_was(kind: str) -> None:
     assert (handle.stale, handle.persisted, handle.nbytes) == (True, False, 12)
 
 
+@pytest.mark.ends
 @pytest.mark.parametrize("kind", MAKERS)
 def test_an_iteration_yields_bytes_until_the_tick_ends(kind: str) -> None:
     with arena.tick() as t:
@@ -250,6 +253,7 @@ def test_impossible_sizes_are_clear_errors(alloc: Callable[[object], object]) ->
         assert len(t.alloc(np.int64(3))) == 3
 
 
+@pytest.mark.ends
 def test_a_size_whose_index_method_ends_the_tick_is_an_error_and_no_crash() -> None:
     class Ends:
         def __index__(self) -> int:
@@ -321,6 +325,7 @@ def test_a_str_is_read_only_text_that_works_as_a_key() -> None:
             s[0] = 1  # type: ignore[index]
 
 
+@pytest.mark.ends
 @pytest.mark.parametrize("kind", MAKERS)
 def test_views_keep_their_bytes_after_the_end_until_the_last_of_them_dies(kind: str) -> None:
     before = arena.stats()
@@ -349,6 +354,7 @@ def test_views_keep_their_bytes_after_the_end_until_the_last_of_them_dies(kind: 
     assert handle.stale
 
 
+@pytest.mark.ends
 def test_ctypes_views_pin_too() -> None:
     with arena.tick() as t:
         array = (ctypes.c_char * 8).from_buffer(t.alloc(8))
@@ -359,6 +365,7 @@ def test_ctypes_views_pin_too() -> None:
     gc.collect()
 
 
+@pytest.mark.ends
 def test_a_view_in_a_cycle_pins_until_the_collector_finds_it() -> None:
     with arena.tick() as t:
         cycle: list[object] = [memoryview(t.strdup("cycle"))]
@@ -369,6 +376,7 @@ def test_a_view_in_a_cycle_pins_until_the_collector_finds_it() -> None:
     assert arena.stats().pinned_count == 0
 
 
+@pytest.mark.ends
 def test_a_view_may_cross_threads_and_outlive_the_one_that_made_it() -> None:
     views: list[memoryview] = []
 
@@ -385,6 +393,7 @@ def test_a_view_may_cross_threads_and_outlive_the_one_that_made_it() -> None:
     assert arena.stats().pinned_count == 0
 
 
+@pytest.mark.ends
 def test_a_view_of_an_oversize_block_pins_just_that_mapping() -> None:
     with arena.tick() as t:
         t.alloc(100)

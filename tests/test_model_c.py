@@ -609,6 +609,7 @@ class CoreMachine(RuleBasedStateMachine):
         assert {name: getattr(now, name) for name in COUNTERS} == self.baseline
 
 
+@pytest.mark.as_ever
 @pytest.mark.timeout(7200)  # the long profile
 def test_the_c_api_behaves_like_plain_bytes_whatever_the_order_of_calls() -> None:
     # Its steps are cheap: it takes three times as many examples as the others.
@@ -855,6 +856,7 @@ def small_tick(size: int = 100) -> None:
     lib.arena_end(tick)
 
 
+@pytest.mark.as_ever
 @pytest.mark.parametrize("piece", [1000, 30_000, 200_000, 3 * MIB])
 def test_after_a_spike_the_surplus_is_back_within_32_small_ticks(piece: int) -> None:
     lib.arena_trim(0)
@@ -875,6 +877,7 @@ def test_after_a_spike_the_surplus_is_back_within_32_small_ticks(piece: int) -> 
     assert after.high_water <= max(before.high_water, CHUNK)
 
 
+@pytest.mark.as_ever
 def test_oversize_is_never_cached_and_unmapped_at_once() -> None:
     small_tick()
     before = stats()
@@ -942,6 +945,7 @@ def test_a_string_may_move_its_pages_while_its_neighbours_grow_and_go() -> None:
     lib.arena_end(tick)
 
 
+@pytest.mark.as_ever
 def test_a_steady_loop_of_117_kb_ticks_makes_no_further_mapping() -> None:
     def turn() -> None:
         tick = lib.arena_begin(b"awareness")

@@ -1003,6 +1003,7 @@ class TickMachine(RuleBasedStateMachine):
         assert {name: getattr(now, name) for name in GUARDED} == self.baseline
 
 
+@pytest.mark.ends
 @pytest.mark.timeout(7200)  # the long profile
 def test_only_persisted_memory_survives_a_tick_and_all_that_lives_reads_true() -> None:
     run_state_machine_as_test(TickMachine, settings=settings())
@@ -1173,6 +1174,7 @@ print("fine")
 """
 
 
+@pytest.mark.ends
 def test_out_of_memory_anywhere_is_a_memory_error_and_leaks_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-c", OUT_OF_MEMORY],
@@ -1184,6 +1186,7 @@ def test_out_of_memory_anywhere_is_a_memory_error_and_leaks_nothing() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "fine"), done.stderr
 
 
+@pytest.mark.ends
 def test_a_tick_opened_on_an_empty_cache_maps_what_it_needs_and_no_more() -> None:
     arena._native.lib.arena_trim(0)
     before = arena.stats()
@@ -1196,6 +1199,7 @@ def test_a_tick_opened_on_an_empty_cache_maps_what_it_needs_and_no_more() -> Non
     assert arena.stats().cached == CHUNK
 
 
+@pytest.mark.ends
 def test_an_oversize_block_in_a_nested_tick_goes_back_to_the_system_at_its_end() -> None:
     with arena.tick("outer") as outer:
         text = outer.strbuf("outer")
@@ -1279,6 +1283,7 @@ def test_every_cleanup_runs_once_last_in_first_out_even_when_others_fail() -> No
     assert [error.args for error in caught.value.exceptions] == [(5,), (3,), (1,)]
 
 
+@pytest.mark.ends
 def test_a_stale_handle_says_what_it_was_and_which_tick_it_belonged_to() -> None:
     with arena.tick("awareness") as tick:
         handles = [tick.alloc(12), tick.strdup("text"), tick.strbuf("growing")]
@@ -1290,6 +1295,7 @@ def test_a_stale_handle_says_what_it_was_and_which_tick_it_belonged_to() -> None
             assert part in message
 
 
+@pytest.mark.ends
 def test_a_pinned_chunk_keeps_its_bytes_while_other_ticks_write_all_over() -> None:
     with arena.tick() as tick:
         view = memoryview(tick.strdup(data_of(1, 60_000)))

@@ -326,6 +326,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert held() == self.baseline
 
 
+@pytest.mark.ends
 @pytest.mark.timeout(7200)  # the long profile
 def test_a_store_is_a_dict_whose_values_are_persisted_and_freed_when_replaced() -> None:
     examples = settings().max_examples // 2  # it has less to find than the model of ticks

@@ -176,6 +176,7 @@ with arena.tick() as t:
     assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr
 
 
+@pytest.mark.ends
 def test_a_second_import_after_sys_modules_was_cleared_works_on() -> None:
     code = """
 import sys, arena

@@ -19,6 +19,7 @@ import pytest
 from oom.scenarios import SCENARIOS
 
 import arena
+from arena._native import lib
 
 TESTS = Path(__file__).resolve().parent
 FOREVER = 1_000_000  # more failures in a row than any scenario makes allocations
@@ -66,6 +67,7 @@ def needs_nomemory() -> None:
         pytest.skip("CPython 3.12 and 3.13 crash by themselves where no memory is left for a frame")
 
 
+@pytest.mark.ends
 def test_each_allocation_of_objects_may_fail_and_nothing_is_lost() -> None:
     needs_nomemory()
     found = sweep("objects", 1)
@@ -77,6 +79,7 @@ def test_each_allocation_of_objects_may_fail_and_nothing_is_lost() -> None:
     assert sum(found.injected.values()) > 2500
 
 
+@pytest.mark.ends
 @pytest.mark.parametrize("in_a_row", [2, FOREVER])
 def test_several_allocations_of_objects_in_a_row_may_fail(in_a_row: int) -> None:
     needs_nomemory()
@@ -101,6 +104,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(library)
 
 
+@pytest.mark.ends
 @pytest.mark.parametrize("in_a_row", [1, FOREVER])
 def test_each_mapping_and_allocation_of_the_core_may_fail(shim: str, in_a_row: int) -> None:
     found = sweep("core", in_a_row, LD_PRELOAD=shim)
@@ -115,7 +119,9 @@ def test_each_mapping_and_allocation_of_the_core_may_fail(shim: str, in_a_row: i
     if in_a_row == 1:  # doubling may be what does not fit: then what was asked for is tried
         doubles = "append 70000 bytes to as many: a StrBuf"
         assert (found.injected[doubles], found.failed[doubles]) == (1, 0)
-    if in_a_row == FOREVER:  # then trying again with less, or after a trim, is no way out
+    # Trying again with less, or after a trim, is then no way out. (Where sites are recorded, a view
+    # that cannot be noted is a view all the same.)
+    if in_a_row == FOREVER and not lib.arena_tracing():
         assert all(found.failed[name] for name in found.injected if found.injected[name])
 
 
@@ -227,6 +233,7 @@ def limited(body: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.ends
 def test_ticks_that_reach_the_limit_of_the_process_go_on_and_give_all_back() -> None:
     counts = limited("""
 limit(64 * MB)
@@ -261,6 +268,7 @@ for size in (3 * MB, 100_000, 40_000):
         assert 30 << 20 <= first * size <= 64 << 20
 
 
+@pytest.mark.ends
 def test_many_small_allocations_reach_the_limit_of_the_process() -> None:
     counts = limited("""
 limit(48 * MB)
@@ -354,6 +362,7 @@ for size in (1 * MB, 10_000):
     assert min(sizes) > 20 << 20
 
 
+@pytest.mark.ends
 def test_cached_chunks_are_given_up_for_what_another_size_needs() -> None:
     limited("""
 limit(64 * MB)

@@ -76,6 +76,7 @@ def limited_process(fn: Callable[..., object], *args: object) -> None:
         arena.set_limit(None)
 
 
+@pytest.mark.ends
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_each_row_of_the_error_table_is_what_happens(row: tuple[str, str, str]) -> None:
     _, code, outcome = row

@@ -762,6 +762,7 @@ around.end()
     assert int(done.stdout) < 2_000_000  # 100,000 chained scopes would be some 30 MB
 
 
+@pytest.mark.ends
 def test_handles_kept_in_a_closure_a_generator_and_a_traceback_are_stale_and_harmless() -> None:
     def closure_over(t: arena.Tick):  # type: ignore[no-untyped-def]
         handle = t.strdup("closure")

@@ -84,8 +84,10 @@ uint32_t arena_py_site(int depth) {
     uintptr_t key[2 * ARENA__DEPTH];
     void *frames[ARENA__DEPTH];
     uint32_t found = 0, number = 0;
+    PyObject *type, *value, *traceback;
     if (depth <= 0 || !codes) return 0;
     int collects = PyGC_Disable();
+    PyErr_Fetch(&type, &value, &traceback);
     void *frame = PyEval_GetFrame();
     Py_XINCREF((PyObject *)frame);
     while (frame && found < (uint32_t)depth) {
@@ -104,13 +106,9 @@ uint32_t arena_py_site(int depth) {
         frame = back;
     }
     Py_XDECREF((PyObject *)frame);
-    if (found && !(number = arena__site_find(key, 2 * found))) {
-        PyObject *type, *value, *traceback;
-        PyErr_Fetch(&type, &value, &traceback);
-        number = new_site(key, frames, found);
-        PyErr_Restore(type, value, traceback);
-    }
+    if (found && !(number = arena__site_find(key, 2 * found))) number = new_site(key, frames, found);
     while (found) Py_DECREF((PyObject *)frames[--found]);
+    PyErr_Restore(type, value, traceback); /* and not what failed in here: a site is then not known */
     if (collects) PyGC_Enable();
     return number;
 }
@@ -170,7 +168,7 @@ static uint32_t take_entry(void) {
     }
     if (entry_count + 1 >= entry_room) {
         uint32_t room = entry_room ? entry_room * 2 : 256;
-        entry *more = arena__system.resize(entries, room * sizeof *more);
+        entry *more = PyMem_Realloc(entries, room * sizeof *more);
         if (!more) return 0;
         entries = more;
         entry_room = room;
