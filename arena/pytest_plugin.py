@@ -17,6 +17,7 @@ import pytest
 
 import arena
 from arena._map_text import plural
+from arena._native import lib
 from arena.escapes import Escape, EscapeMap, Frame, as_it_ran, escapes
 
 __all__ = ["Plugin"]
@@ -128,7 +129,7 @@ class Plugin:
         mark = item.get_closest_marker("arena")
         if mark is not None:
             allowed = _allowed(mark)
-            self._tracing.enter_context(arena.trace(_DEPTH))
+            self._tracing.enter_context(arena.trace(max(_DEPTH, lib.arena_tracing())))
             self._watch = _Watch(allowed)
         return (yield)
 

@@ -588,6 +588,7 @@ def test_a_cache_that_is_full_does_not_grow() -> None:
     cache.clear()
 
 
+@pytest.mark.ends
 def test_pins_stale_handles_and_their_uses_have_rows() -> None:
     with arena.trace():
         with arena.tick("ends") as t:

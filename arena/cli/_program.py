@@ -22,7 +22,12 @@ __all__ = ["Program"]
 
 _INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
 _ARENA = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_BETWEEN = (_ARENA + "_decorate.py", os.path.abspath(__file__), _ARENA + "cli/_ticked.py")
+_BETWEEN = (
+    _ARENA + "_decorate.py",
+    os.path.abspath(__file__),
+    _ARENA + "cli/_ticked.py",
+    "<frozen importlib",  # Python hides those too, unless they lead to a loader of ours
+)
 
 
 @dataclasses.dataclass
@@ -183,7 +188,7 @@ def _from_program(traceback: TracebackType | None, code: CodeType | None) -> Tra
     if step is not None:
         return step
     while traceback is not None and (
-        traceback.tb_frame.f_code.co_filename.startswith((_ARENA, "<frozen importlib"))
+        traceback.tb_frame.f_code.co_filename.startswith(_ARENA)
         or traceback.tb_frame.f_code.co_filename == importlib.util.__file__
     ):
         traceback = traceback.tb_next
@@ -193,7 +198,7 @@ def _from_program(traceback: TracebackType | None, code: CodeType | None) -> Tra
 def _without(traceback: TracebackType | None) -> TracebackType | None:
     kept: list[TracebackType | None] = []
     while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename not in _BETWEEN:
+        if not traceback.tb_frame.f_code.co_filename.startswith(_BETWEEN):
             kept.append(traceback)
         traceback = traceback.tb_next
     kept.append(None)

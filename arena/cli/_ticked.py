@@ -98,7 +98,9 @@ class Ticked(MetaPathFinder):
         wanted = [one for one in self._wanted if one.matches(path, module)]
         if not wanted:
             return compile(source, path, "exec", dont_inherit=True)
-        tree = ast.parse(source, path)
+        # As ast.parse() does, but without its frame in the traceback of a syntax error.
+        tree = compile(source, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+        assert isinstance(tree, ast.Module)
         _Decorator(wanted, self._options).visit(tree)
         for one in wanted:
             one.files += 1
