@@ -53,7 +53,8 @@ static head *take(head *old, size_t old_size, size_t size) {
     return h;
 }
 
-static void *make(size_t size, bool stray, uint16_t part, uint32_t row) {
+static inline __attribute__((always_inline)) void *make(size_t size, bool stray, uint16_t part,
+                                                         uint32_t row) {
     head *h = take(NULL, 0, size);
     if (!h) return NULL;
     *h = (head){size, stray ? ARENA__STRAY : ARENA__PERSIST, part, row};
@@ -67,10 +68,13 @@ static void *make(size_t size, bool stray, uint16_t part, uint32_t row) {
     return h + 1;
 }
 
+static ARENA__NOINLINE void enter_row(head *h) {
+    h->row = arena__escaped(h->kind == ARENA__STRAY ? ARENA_ESCAPE_STRAY : ARENA_ESCAPE_PERSIST, h->size);
+}
+
 void *arena__persist_new(size_t size, bool stray) {
     void *data = make(size, stray, WHOLE, 0);
-    if (data && arena__traced())
-        head_of(data)->row = arena__escaped(stray ? ARENA_ESCAPE_STRAY : ARENA_ESCAPE_PERSIST, size);
+    if (arena__traced() && data) enter_row(head_of(data));
     return data;
 }
 
@@ -85,7 +89,7 @@ void *arena__persist_resize(void *old, size_t size) {
     head *h = take(head_of(old), head_of(old)->size, size);
     if (!h) return NULL;
     account(h, size, h->size);
-    arena__row_resize(h->row, h->size, size);
+    if (ARENA__UNLIKELY(h->row)) arena__row_resize(h->row, h->size, size);
     h->size = size;
     return h + 1;
 }
@@ -104,15 +108,19 @@ arena_strbuf *arena__persist_strbuf(size_t capacity, bool stray) {
     return buf;
 }
 
+static ARENA__NOINLINE void leave_row(const head *h) {
+    if (h->part == DATA)
+        arena__row_resize(h->row, h->size, 0);
+    else
+        arena__row_sub(h->row, h->size);
+}
+
 void arena_free_persist(void *persisted) {
     if (!persisted) return;
     head *h = head_of(persisted);
     if (h->part == RECORD) arena_free_persist(((arena_strbuf *)persisted)->data);
     account(h, 0, h->size);
-    if (h->part == DATA)
-        arena__row_resize(h->row, h->size, 0);
-    else
-        arena__row_sub(h->row, h->size);
+    if (ARENA__UNLIKELY(h->row)) leave_row(h);
     arena__refund_persist(h->size);
     if (h->kind == ARENA__STRAY)
         ARENA__SUB(stray_count, 1);

@@ -33,7 +33,7 @@ void arena_py_handle_free_data(Handle *handle) {
         size_t size = buf->len;
         uint32_t row = buf->row;
         arena__strbuf_free(buf);
-        arena__row_sub(row, 0);
+        if (ARENA__UNLIKELY(row)) arena__row_sub(row, 0);
         buf->len = size;
     } else {
         Piece *piece = (Piece *)handle;
@@ -42,12 +42,19 @@ void arena_py_handle_free_data(Handle *handle) {
     }
 }
 
+/* Persisted memory that was freed before has nothing left to free. */
+static ARENA__NOINLINE void leave(Handle *handle) {
+    if (handle->entry)
+        arena_py_entry_gone(handle);
+    else
+        arena_py_handle_free_data(handle);
+}
+
 void arena_py_handle_dealloc(PyObject *self) {
     Handle *handle = (Handle *)self;
     PyTypeObject *type = Py_TYPE(self);
     Scope *scope = handle->scope;
-    if (!scope) arena_py_handle_free_data(handle); /* freed before: there is nothing left */
-    if (ARENA__UNLIKELY(handle->entry)) arena_py_entry_gone(handle);
+    if (ARENA__UNLIKELY(!scope || handle->entry)) leave(handle);
     PyObject_Free(self);
     Py_DECREF(type);
     Py_XDECREF((PyObject *)scope);
@@ -344,8 +351,10 @@ PyObject *arena_py_handle_persist(PyObject *self, PyObject *unused) {
     if (arena_py_check((Handle *)self) < 0) return NULL;
     if (is_strbuf(self)) return arena_py_strbuf_new(NULL, self);
     Span span = arena_py_span((Handle *)self);
-    return Py_TYPE(self) == arena_py_Block ? arena_py_block_from(NULL, span.data, span.size)
-                                           : arena_py_str_from(NULL, span.data, span.size);
+    PyObject *copy = Py_TYPE(self) == arena_py_Block ? arena_py_block_from(NULL, span.data, span.size)
+                                                     : arena_py_str_from(NULL, span.data, span.size);
+    if (arena__traced()) arena_py_show_persisted(copy);
+    return copy;
 }
 
 PyObject *arena_py_persist(PyObject *unused, PyObject *what) {

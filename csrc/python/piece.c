@@ -28,8 +28,6 @@ static Piece *piece_new(PyTypeObject *type, Scope *scope, size_t size) {
 static PyObject *piece_from(PyTypeObject *type, Scope *scope, const char *data, size_t size) {
     Piece *piece = piece_new(type, scope, size);
     if (piece && size) arena__copy(piece->data, data, size);
-    if (arena__traced() && piece && !scope)
-        arena_py_show((Handle *)piece, arena__persist_row(piece->data));
     return (PyObject *)piece;
 }
 
@@ -57,7 +55,7 @@ PyObject *arena_py_block_new(Scope *scope, PyObject *size) {
     if (piece && scope) arena__zero(piece->chunk, piece->data, bytes);
     if (piece && !scope) {
         memset(piece->data, 0, bytes);
-        arena_py_show((Handle *)piece, arena__persist_row(piece->data));
+        if (arena__traced()) arena_py_show_persisted((PyObject *)piece);
     }
     Py_XDECREF((PyObject *)scope);
     return (PyObject *)piece;
@@ -71,6 +69,7 @@ PyObject *arena_py_str_new(Scope *scope, PyObject *text, const char *what) {
         if (still_open(scope) == 0) str = arena_py_str_from(scope, source.data, source.size);
         arena_py_source_done(&source);
     }
+    if (ARENA__UNLIKELY(!scope && arena__traced())) arena_py_show_persisted(str);
     Py_XDECREF((PyObject *)scope);
     return str;
 }

@@ -121,12 +121,13 @@ int arena_py_want_objects(void);
 /* sites.c */
 uint32_t arena_py_site(int depth);
 int arena_py_depth(PyObject *object, int *depth);
-void arena_py_entry_new(Handle *handle);
-void arena_py_entry_gone(Handle *handle);
-void arena_py_entry_unpinned(Handle *handle);
+ARENA__NOINLINE void arena_py_entry_new(Handle *handle);
+ARENA__NOINLINE void arena_py_entry_gone(Handle *handle);
+ARENA__NOINLINE void arena_py_entry_unpinned(Handle *handle);
 void arena_py_entries_ended(Scope *scope);
 void arena_py_note_use(Handle *handle);
 void arena_py_show(Handle *handle, uint32_t row);
+ARENA__NOINLINE void arena_py_show_persisted(PyObject *piece);
 PyObject *arena_py_sites_of(Handle *handle);
 PyObject *arena_py_rows(PyObject *unused, PyObject *unused2);
 PyObject *arena_py_sites_setup(PyObject *unused, PyObject *folder);

@@ -290,7 +290,12 @@ void arena_py_show(Handle *handle, uint32_t row) {
     PyErr_Restore(type, value, traceback);
 }
 
-/* " (allocated at ...; its tick began at ... and ended at ...)", or "": a new reference. */
+/* A Block or a Str that was just persisted, or NULL. */
+void arena_py_show_persisted(PyObject *piece) {
+    if (piece) arena_py_show((Handle *)piece, arena__persist_row(((Piece *)piece)->data));
+}
+
+/* "; it was allocated at ...; its tick began at ... and ended at ...", or "": a new reference. */
 PyObject *arena_py_sites_of(Handle *handle) {
     const arena_tick *tick = &handle->scope->tick;
     PyObject *text = PyUnicode_FromString("");
@@ -301,7 +306,7 @@ PyObject *arena_py_sites_of(Handle *handle) {
     } parts[] = {
         {"%U; it was allocated at %U", handle->entry ? entries[handle->entry].at : 0},
         {"%U; its tick began at %U", tick->begun},
-        {"%U; and ended at %U", tick->over},
+        {"%U and ended at %U", tick->over},
     };
     for (size_t i = 0; text && i < sizeof parts / sizeof *parts; i++) {
         PyObject *place = site_text(parts[i].at);
