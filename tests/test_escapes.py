@@ -65,7 +65,7 @@ def test_a_leak_under_noise_smaller_than_what_a_part_of_it_leaks_grows(
     assert keeps_rising(recorded([step * turn + noise.randint(0, loud) for turn in range(turns)]))
 
 
-@given(turns, st.integers(1, 10**6), st.integers(1, 86))
+@given(st.integers(50, 3000), st.integers(1, 10**6), st.integers(1, 80))
 def test_a_cache_that_fills_and_is_then_full_does_not_grow(
     turns: int, step: int, percent: int
 ) -> None:
