@@ -50,11 +50,12 @@ _SCRIPT = """
 const body = document.querySelector("tbody");
 for (const head of document.querySelectorAll("th[data-sorts]")) {
   head.querySelector("button").addEventListener("click", () => {
-    const down = head.ariaSort !== "descending";
+    const numbers = head.dataset.sorts === "number", sorted = head.getAttribute("aria-sort");
+    const down = numbers ? sorted !== "descending" : sorted === "ascending";
     for (const other of document.querySelectorAll("th")) other.removeAttribute("aria-sort");
-    head.ariaSort = down ? "descending" : "ascending";
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
     const key = (row) => row.cells[head.cellIndex].dataset.key;
-    const compare = head.dataset.sorts === "number" ? (a, b) => key(a) - key(b)
+    const compare = numbers ? (a, b) => key(a) - key(b)
       : (a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0);
     const rows = [...body.rows].sort((a, b) => (down ? compare(b, a) : compare(a, b)));
     body.append(...rows);

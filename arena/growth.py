@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias, overload
 
 from arena import _native
-from arena.errors import GrowthError
+from arena.errors import ArenaError, GrowthError
 from arena.escapes import Escape, EscapeMap, Frame, escapes
 
 __all__ = ["assert_no_growth"]
@@ -63,9 +63,9 @@ def assert_no_growth(
     tolerance a rising number of things is growth too, whatever their bytes.
 
     GrowthError is an AssertionError, and its text the map of what grew. What ``fn`` raises goes
-    through. Memory of all threads counts, so nothing else should run meanwhile. Where the module
-    that captures Python objects is not built it warns (RuntimeWarning) and watches the rest. Raises
-    TypeError and ValueError for wrong arguments.
+    through. Memory of all threads counts, so nothing else should run meanwhile. Where Python
+    objects cannot be captured, as in an installation without that module, it warns (RuntimeWarning)
+    and watches the rest. Raises TypeError and ValueError for wrong arguments.
     """
     import inspect  # wanted only here
 
@@ -183,7 +183,7 @@ class _Watch:
         try:
             with self.tick():
                 pass
-        except ImportError as why:
+        except (ImportError, ArenaError) as why:  # the latter under tracemalloc, among others
             self._options["objects"] = False
             warnings.warn(
                 f"assert_no_growth() does not see Python objects: {why}",

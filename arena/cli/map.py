@@ -79,7 +79,7 @@ def _record(options: Options) -> None:
     if options.objects:
         try:
             _native._objects_always(True)
-        except ImportError as error:
+        except (ImportError, arena.ArenaError) as error:
             raise UsageError(f"{error} (or give --no-objects)") from None
 
 
