@@ -220,6 +220,32 @@ def test_what_the_function_raises_goes_through_and_its_tick_is_ended() -> None:
     assert arena.stats().ticks_open == 0
 
 
+def objects_are_captured() -> bool:
+    try:
+        with arena.tick(objects=True):
+            return True
+    except (ImportError, arena.ArenaError):
+        return False
+
+
+@pytest.mark.skipif(not objects_are_captured(), reason="this build captures no objects")
+def test_python_objects_that_pile_up_are_found_and_those_that_go_are_not(kept: list[Any]) -> None:
+    def leak() -> None:
+        kept.append(bytes(2000))  # the object
+
+    with pytest.raises(arena.GrowthError) as caught:
+        assert_no_growth(leak)
+    assert "object " in str(caught.value)
+    assert "kept.append(bytes(2000))" in str(caught.value)
+    kept.clear()
+
+    def goes() -> None:
+        garbage: list[Any] = [bytes(2000)]
+        garbage.append(garbage)
+
+    assert_no_growth(goes)
+
+
 def test_without_the_objects_module_it_warns_and_watches_the_rest(
     monkeypatch: pytest.MonkeyPatch, kept: list[Any]
 ) -> None:

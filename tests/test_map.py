@@ -184,6 +184,32 @@ def test_a_program_with_no_tick_is_told_how_to_name_one(tmp_path: Path) -> None:
     assert "no tick was begun: name the function" in result.stderr
 
 
+@pytest.mark.skipif(bool(WITHOUT), reason="this build captures no objects")
+def test_python_objects_of_an_unwrapped_program_are_mapped(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "plain.py",
+        """
+        import json
+
+        log = []
+
+        def step(n):
+            document = json.loads('{"number": %d, "text": "%s"}' % (n, "t" * 2000))
+            log.append(document["text"])
+
+        for n in range(40):
+            step(n)
+        """,
+    )
+    result = run(tmp_path, "--tick", "plain.py:step", "--fail-on-growth", "plain.py")
+    assert result.returncode == 1
+    assert " object     40  " in result.stderr
+    assert "plain.py:7 in step" in result.stderr
+    result = run(tmp_path, "--tick", "plain.py:step", "--no-objects", "plain.py")
+    assert "Nothing escapes." in result.stderr
+
+
 def test_stale_handles_are_let_go_on_and_told(tmp_path: Path) -> None:
     write(
         tmp_path,
