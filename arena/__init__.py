@@ -35,11 +35,14 @@ from arena.debugging import Debug, debug
 from arena.errors import (
     ArenaError,
     EscapeError,
+    GrowthError,
     LimitError,
     StaleError,
     TickError,
     WrongThreadError,
 )
+from arena.escapes import Escape, EscapeMap, Frame, escapes
+from arena.growth import assert_no_growth
 from arena.loop import Ticks, ticks
 from arena.memory import Stats, stats
 from arena.store import Store
@@ -50,7 +53,11 @@ __all__ = [
     "Audit",
     "Block",
     "Debug",
+    "Escape",
     "EscapeError",
+    "EscapeMap",
+    "Frame",
+    "GrowthError",
     "LimitError",
     "StaleError",
     "Stats",
@@ -65,12 +72,14 @@ __all__ = [
     "__version__",
     "alloc",
     "alloc_persist",
+    "assert_no_growth",
     "audit",
     "begin",
     "cleanup",
     "current",
     "debug",
     "end",
+    "escapes",
     "persist",
     "set_limit",
     "stats",

@@ -8,6 +8,7 @@ import traceback
 __all__ = [
     "ArenaError",
     "EscapeError",
+    "GrowthError",
     "LimitError",
     "StaleError",
     "TickError",
@@ -44,6 +45,10 @@ class LimitError(ArenaError, MemoryError):
 
 class EscapeError(ArenaError, BufferError):
     """A tick opened with ``escapes="raise"`` ended while views into it were alive."""
+
+
+class GrowthError(ArenaError, AssertionError):
+    """``assert_no_growth()`` found memory that grows tick after tick. An ``AssertionError`` too."""
 
 
 def thread_label(ident: int) -> str:

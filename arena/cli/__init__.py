@@ -97,7 +97,91 @@ def _parser() -> argparse.ArgumentParser:
         "--plot", type=_picture, metavar="FILE.png", help="draw resident memory over time"
     )
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    demo.set_defaults(run=_demo)
+    _add_map(commands)
     return parser
+
+
+def _add_map(commands: argparse._SubParsersAction[_Parser]) -> None:
+    mapped = commands.add_parser(
+        "map",
+        allow_abbrev=False,
+        help="run a program and print what escapes its ticks",
+        usage="%(prog)s [OPTIONS] (SCRIPT | -m MODULE) [ARGS ...]",
+        description="Runs a program in this process, as python does, and records what outlives its "
+        "ticks and where that came from. The map is printed on stderr when the program ends, by "
+        "itself, by an exception or by Ctrl-C, and whenever it gets SIGUSR1 (kill -USR1 PID).",
+        epilog="Exit status: the program's own; 130 after Ctrl-C; with --fail-on-growth 1 when "
+        "memory keeps growing; 2 wrong usage. The map is of this process alone, to the end of its "
+        "threads: children that it forks or starts print none, and there is none when it ends by "
+        "os._exit(), os.exec*() or a signal.",
+    )
+    mapped.add_argument(
+        "--tick",
+        action="append",
+        default=[],
+        metavar="FILE:FUNCTION",
+        help="each call of this function is a tick, such as server.py:Handler.do_GET or "
+        "pkg.mod:step; for programs that have no ticks (may be given more than once)",
+    )
+    mapped.add_argument("--html", type=Path, metavar="FILE", help="write the map as a page, too")
+    mapped.add_argument("--json", type=Path, metavar="FILE", help="write the map as JSON, too")
+    mapped.add_argument(
+        "--depth",
+        type=int,
+        default=4,
+        metavar="N",
+        help="frames of each place that are recorded, 1 to 32 (default: 4)",
+    )
+    mapped.add_argument(
+        "--no-objects",
+        dest="objects",
+        action="store_false",
+        help="record arena's own memory only, not that of Python objects",
+    )
+    mapped.add_argument(
+        "--budget",
+        metavar="SIZE",
+        help='most bytes of ended ticks that are kept for those who still use them, "256 MiB"',
+    )
+    mapped.add_argument(
+        "--fail-on-growth",
+        action="store_true",
+        help="exit with status 1 when the memory of some place kept growing",
+    )
+    mapped.add_argument(
+        "-m", dest="is_module", action="store_true", help="run a module, as python -m does"
+    )
+    mapped.add_argument("program", metavar="SCRIPT")
+    mapped.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
+    mapped.set_defaults(run=_map)
+
+
+def _demo(args: argparse.Namespace) -> int:
+    # A plain kill ends the run as Ctrl-C does: no draft of a file is left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    from arena.cli import demo
+
+    return demo.run(demo.Options(args.seconds, args.rate, args.input, args.plot, args.json))
+
+
+def _map(args: argparse.Namespace) -> int:
+    from arena.cli import map as mapping
+
+    return mapping.run(
+        mapping.Options(
+            program=args.program,
+            is_module=args.is_module,
+            args=args.args,
+            ticks=args.tick,
+            html=args.html,
+            json=args.json,
+            depth=args.depth,
+            objects=args.objects,
+            budget=args.budget,
+            fail_on_growth=args.fail_on_growth,
+        )
+    )
 
 
 def _quiet_stdout() -> None:
@@ -113,12 +197,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     prog = f"{parser.prog} {args.command}"
-    # A plain kill ends the run as Ctrl-C does: no draft of a file is left behind.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        from arena.cli import demo
-
-        return demo.run(demo.Options(args.seconds, args.rate, args.input, args.plot, args.json))
+        status: int = args.run(args)
+        return status
     except UsageError as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return 2
