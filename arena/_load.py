@@ -101,7 +101,7 @@ _native._lend(
     find_walker=find_walker,
 )
 _folder = os.path.dirname(os.path.abspath(__file__))
-_native._own_folder(os.path.join(_folder, ""), os.path.join(_folder, "cli", ""))
+_native._own_folder(os.path.join(_folder, ""), os.path.join(_folder, "cli", "_mind.py"))
 if _native.lib.arena_tracing():
     find_walker()
 if os.environ.get("ARENA_OBJECTS") == "1":

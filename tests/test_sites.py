@@ -26,6 +26,7 @@ import arena
 from arena import _native
 from arena._native import lib
 
+pytestmark = pytest.mark.as_ever  # each test says itself what is recorded
 HERE = __file__
 ROOT = Path(__file__).resolve().parent.parent
 
