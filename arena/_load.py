@@ -75,8 +75,8 @@ if _native.lib.arena_trace_words(os.environb.get(b"ARENA_TRACE", b"")) < 0:
     )
 if _native.lib.arena_audit_words(os.environb.get(b"ARENA_AUDIT", b"")) == _NO_AUDIT:
     raise ImportError(
-        f"ARENA_AUDIT={os.environ['ARENA_AUDIT']!r} is not understood: it takes 1 (256 MiB), 0, or a "
-        "number of bytes",
+        f"ARENA_AUDIT={os.environ['ARENA_AUDIT']!r} is not understood: it takes 1 (256 MiB), 0, "
+        "or a number of bytes",
         name="arena",
     )
 if os.environ.get("ARENA_OBJECTS", "") not in ("", "0", "1"):

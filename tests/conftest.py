@@ -75,9 +75,10 @@ def accounting_is_exact(request: pytest.FixtureRequest) -> Iterator[None]:
 def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let the suite run with ARENA_TRACE, ARENA_AUDIT and ARENA_OBJECTS set, as tests/watched does.
 
-    An audit keeps the memory of ended ticks. A test marked ``ends`` shows that what has ended is gone:
-    it runs with a budget of 2 bytes, so that each tick is kept and let go of at once. One marked
-    ``as_ever`` counts mappings, or shows what is there before anybody asks for these: it runs without.
+    An audit keeps the memory of ended ticks. A test marked ``ends`` shows that what has ended is
+    gone: it runs with a budget of 2 bytes, so that each tick is kept and let go of at once. One
+    marked ``as_ever`` counts mappings, or shows what is there before anybody asks for these: it
+    runs without.
     """
     audit, traced, objects = lib.arena_audit_now(), lib.arena_tracing(), arena.tick().objects
     if request.node.get_closest_marker("as_ever"):
