@@ -104,7 +104,8 @@ def test_the_map_names_the_three_planted_lines_and_no_other(kind: str) -> None:
         (kind, __file__, line) for line in planted(kind)
     }, str(found)
     assert len(growing) == 3
-    assert [row.count for row in growing] == [TURNS] * 3
+    # Of objects the table of the dict and of the list are blocks, too, and so is each long word.
+    assert all(row.count == TURNS or (kind == "object" and row.count > TURNS) for row in growing)
     assert all(row.bytes > 700 * TURNS for row in growing)
     # Of this kind nothing else is alive, but for what the Store holds, which is all persisted.
     others = [row for row in mine if not row.growing and row.kind == kind and row.count]
