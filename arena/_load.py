@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -43,9 +44,20 @@ def _decorate(
 
 
 def _connect() -> None:
-    from arena._capture import connect  # the objects module is wanted only here
+    from arena.objects import connect  # the objects module is wanted only here
 
-    connect()
+    _native._objects_connected(connect(_native._objects_host()))
+    find_walker()
+
+
+@functools.cache
+def find_walker() -> None:
+    """Let the module that knows this CPython's frames read them, if it was built."""
+    try:
+        from arena._objects import ffi, lib
+    except ModuleNotFoundError:
+        return
+    _native._walker(int(ffi.cast("uintptr_t", lib.arena_objects_walker())))
 
 
 check_version(_native.ffi.string(_native.lib.arena_version()).decode())
@@ -63,8 +75,8 @@ if _native.lib.arena_trace_words(os.environb.get(b"ARENA_TRACE", b"")) < 0:
     )
 if _native.lib.arena_audit_words(os.environb.get(b"ARENA_AUDIT", b"")) == _NO_AUDIT:
     raise ImportError(
-        f"ARENA_AUDIT={os.environ['ARENA_AUDIT']!r} is not understood: it takes 1 (256 MiB), 0, or a "
-        "number of bytes",
+        f"ARENA_AUDIT={os.environ['ARENA_AUDIT']!r} is not understood: it takes 1 (256 MiB), 0, "
+        "or a number of bytes",
         name="arena",
     )
 if os.environ.get("ARENA_OBJECTS", "") not in ("", "0", "1"):
@@ -86,7 +98,11 @@ _native._lend(
     settle=errors.settle,
     decorate=_decorate,
     connect=_connect,
+    find_walker=find_walker,
 )
-_native._own_folder(os.path.join(os.path.dirname(os.path.abspath(__file__)), ""))
+_folder = os.path.dirname(os.path.abspath(__file__))
+_native._own_folder(os.path.join(_folder, ""), os.path.join(_folder, "cli", "_mind.py"))
+if _native.lib.arena_tracing():
+    find_walker()
 if os.environ.get("ARENA_OBJECTS") == "1":
     _native._objects_always(True)

@@ -1,9 +1,10 @@
 """What it costs to know what escapes: the awareness tick with sites, an audit, objects captured.
 
-The tick is the one of `steady`: 30 strdup and 10 strbuf with 41 appends each, 117 KB in all; its last
-handles are held until the next tick has begun, as a loop's variables are. All modes run the same code
-in this process, switched as a user would switch them; "off" is none of them. The second table is a
-tick of 1,000 strdup of 16 bytes: all handles, each with a site, and hardly anything else.
+The tick is the one of `steady`: 30 strdup and 10 strbuf with 41 appends each, 117 KB in all; its
+last handles are held until the next tick has begun, as a loop's variables are. All modes run the
+same code in this process, switched as a user would switch them; "off" is none of them. The second
+table is a tick of 1,000 strdup of 16 bytes: all handles, each with a site, and hardly anything
+else.
 
 Memory is that of a child per mode, read from outside after its ticks.
 """

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import arena
+from arena import _native
 from arena._native import lib
 
 settings.register_profile(
@@ -71,20 +72,24 @@ def accounting_is_exact(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def under_an_audit(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    """The suite also runs with ARENA_AUDIT set, where the memory of ended ticks is kept.
+def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the suite run with ARENA_TRACE, ARENA_AUDIT and ARENA_OBJECTS set, as tests/watched does.
 
-    A test marked ``ends`` shows that what has ended is gone: it runs with a budget of 2 bytes, so that
-    each tick is kept and let go of at once. One marked ``as_ever`` counts mappings: it runs without.
+    An audit keeps the memory of ended ticks. A test marked ``ends`` shows that what has ended is
+    gone: it runs with a budget of 2 bytes, so that each tick is kept and let go of at once. One
+    marked ``as_ever`` counts mappings, or shows what is there before anybody asks for these: it
+    runs without.
     """
-    budget = lib.arena_audit_now()
-    if budget and request.node.get_closest_marker("as_ever"):
-        budget = 0
-        monkeypatch.delenv("ARENA_AUDIT", raising=False)
-    elif budget and request.node.get_closest_marker("ends"):
-        budget = 2
+    audit, traced, objects = lib.arena_audit_now(), lib.arena_tracing(), arena.tick().objects
+    if request.node.get_closest_marker("as_ever"):
+        for name in ("ARENA_AUDIT", "ARENA_TRACE", "ARENA_OBJECTS"):
+            monkeypatch.delenv(name, raising=False)
+        audit, traced = 0, 0
+        _native._objects_always(False)
+    elif audit and request.node.get_closest_marker("ends"):
+        audit = 2
         monkeypatch.setenv("ARENA_AUDIT", "2")
-    with arena.audit(budget):
+    with arena.audit(audit), arena.trace(traced):
         yield
+    if objects:
+        _native._objects_always(True)

@@ -23,12 +23,15 @@ uint32_t rows_live;
 uint32_t sites_asked;
 uint32_t mistakes; /* calls that make no sense */
 uint32_t rows_left = ROWS - 1;
+void *(*allocate)(size_t size); /* what site() calls, and `release` with what it got */
+void (*release)(void *block);
 bool examples = true;
 static row *rows;
 
 static uint32_t site(const void *tick) {
     (void)tick;
     sites_asked++;
+    if (allocate) release(allocate(1000));
     return site_now;
 }
 

@@ -1174,6 +1174,7 @@ print("fine")
 """
 
 
+@pytest.mark.as_ever
 @pytest.mark.ends
 def test_out_of_memory_anywhere_is_a_memory_error_and_leaks_nothing() -> None:
     done = subprocess.run(

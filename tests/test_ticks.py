@@ -727,6 +727,7 @@ def test_module_calls_work_on_the_current_tick() -> None:
     assert all(handle.stale for handle in handles)
 
 
+@pytest.mark.as_ever
 def test_a_hundred_thousand_ticks_may_be_open_at_once() -> None:
     ticks = [arena.begin() for _ in range(100_000)]
     last = arena.strdup("x")

@@ -34,6 +34,10 @@ const void *arena_objects_host(void);
 /* The table for the main module: struct arena_link_objects. */
 const void *arena_objects_table(void);
 
+/* A function uint32_t (uintptr_t *key, uint32_t depth) that reads the running Python code: see
+ * stack.c. NULL where the frames of this CPython are not known. */
+const void *arena_objects_walker(void);
+
 void arena_objects_stats_get(arena_objects_stats *out);
 
 /* Gives back all memory that holds no block, in whole pages. Returns bytes. */

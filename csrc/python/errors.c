@@ -1,6 +1,8 @@
 /* errors.c: the one place that turns a code or a state into an exception. */
 #include "py.h"
 
+#include <stdio.h>
+
 /* "tick 'awareness' (number 5)": a new reference. */
 PyObject *arena_py_describe(Scope *scope) {
     unsigned long long number = scope->tick.number;
@@ -59,11 +61,13 @@ void arena_py_raise_unusable_as(Handle *handle, PyObject *stale) {
     arena_py_note_use(handle);
     PyObject *which = arena_py_describe(scope), *sites = which ? arena_py_sites_of(handle) : NULL;
     unsigned long long ago = arena__ticks_begun() - scope->tick.number;
+    char when[48] = "";
+    if (ago) (void)snprintf(when, sizeof when, ", %llu tick%s ago", ago, ago == 1 ? "" : "s");
     if (sites)
         PyErr_Format(stale,
-                     "this %s of %zu bytes belonged to %U, which has ended (%llu tick%s have begun "
-                     "since%U): persist() what must outlive its tick",
-                     kind, size, which, ago, ago == 1 ? "" : "s", sites);
+                     "this %s of %zu bytes belonged to %U, which has ended%s: persist() what must "
+                     "outlive its tick%U",
+                     kind, size, which, when, sites);
     Py_XDECREF(which);
     Py_XDECREF(sites);
 }

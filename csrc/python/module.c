@@ -10,7 +10,7 @@ static const struct {
 #define LENDS(name) {#name, offsetof(struct arena_py_lent, name)}
     LENDS(ArenaError), LENDS(StaleError), LENDS(ClosedError),  LENDS(TickError), LENDS(WrongThreadError),
     LENDS(LimitError), LENDS(EscapeError), LENDS(settle),    LENDS(thread_label),
-    LENDS(decorate), LENDS(connect),
+    LENDS(decorate), LENDS(connect), LENDS(find_walker),
 #undef LENDS
 };
 
@@ -223,8 +223,11 @@ static PyMethodDef functions[] = {
     {"_audit", arena_py_audit, METH_O,
      "_audit(budget, /)\n--\n\n"
      "Set how many bytes an audit keeps, None or 0 for none; returns what it was. C: arena_audit."},
-    {"_own_folder", arena_py_sites_setup, METH_O,
-     "_own_folder(folder, /)\n--\n\nWhere arena's own files are: no site is in them."},
+    {"_own_folder", arena_py_sites_setup, METH_VARARGS,
+     "_own_folder(folder, programs, /)\n--\n\n"
+     "Where arena's own files are: no site is in them, but for those that are programs."},
+    {"_walker", arena_py_walker, METH_O,
+     "_walker(address, /)\n--\n\nTake a faster way to read the frames of the running code."},
     {"_objects_host", arena_py_host, METH_NOARGS,
      "_objects_host()\n--\n\nThe address of what the objects module is lent."},
     {"_objects_connected", arena_py_connected, METH_O,

@@ -27,7 +27,10 @@ typedef struct Scope {
     unsigned long thread; /* ident of the owner, for messages */
     bool watched;         /* its end is more than giving memory back: see watch.c */
     bool holds_trace;     /* it records sites by itself */
-    uint32_t held;        /* its live handles: see sites.c */
+    bool waits;           /* it has ended with live handles: see sites.c */
+    uint32_t held;        /* those that are in no row of the map yet */
+    uint64_t since;
+    struct Scope *prev_waiting, *next_waiting;
     void *capture;        /* of Python objects, or NULL */
     struct Scope *kept_prev, *kept_next; /* among those that an audit keeps, by age */
 } Scope;
@@ -81,7 +84,8 @@ extern struct arena_py_lent {
     PyObject *thread_label; /* (ident) -> str */
     PyObject *settle;       /* (tick, failures, escape, body) -> exception or None */
     PyObject *decorate;     /* (fn, name, options) -> fn */
-    PyObject *connect;      /* () -> None: loads the objects module */
+    PyObject *connect;      /* () -> None: loads the objects module, for its hooks */
+    PyObject *find_walker;  /* () -> None: and for the walker, if it is there */
     PyObject *is_finalizing;
 } arena_py_lent;
 
@@ -125,12 +129,15 @@ ARENA__NOINLINE void arena_py_entry_new(Handle *handle);
 ARENA__NOINLINE void arena_py_entry_gone(Handle *handle);
 ARENA__NOINLINE void arena_py_entry_unpinned(Handle *handle);
 void arena_py_entries_ended(Scope *scope);
+void arena_py_wait(Scope *scope);
+void arena_py_wait_over(Scope *scope);
 void arena_py_note_use(Handle *handle);
 void arena_py_show(Handle *handle, uint32_t row);
 ARENA__NOINLINE void arena_py_show_persisted(PyObject *piece);
 PyObject *arena_py_sites_of(Handle *handle);
 PyObject *arena_py_rows(PyObject *unused, PyObject *unused2);
-PyObject *arena_py_sites_setup(PyObject *unused, PyObject *folder);
+PyObject *arena_py_sites_setup(PyObject *unused, PyObject *args);
+PyObject *arena_py_walker(PyObject *unused, PyObject *address);
 
 /* audit.c */
 size_t arena_py_keep(Scope *scope);

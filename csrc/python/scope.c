@@ -165,7 +165,7 @@ Scope *arena_py_scope_begin(Tick *face, PyObject *name) {
         skip_ended_around(current);
     }
     scope->tick.below = scope->around ? &current->tick : NULL;
-    scope->watched = false;
+    scope->watched = scope->waits = false;
 
     int collects = PyGC_Disable();
     PyObject *token = fast_set ? fast_set(variable, (PyObject *)scope)
@@ -196,6 +196,7 @@ static void scope_dealloc(PyObject *self) {
         PyObject *around = (PyObject *)scope->around;
         PyObject *name = scope->name;
         if (ARENA__UNLIKELY(scope->watched)) arena_py_unwatch(scope);
+        if (ARENA__UNLIKELY(scope->waits)) arena_py_wait_over(scope);
         if (ARENA__UNLIKELY(arena__state(&scope->tick) == ARENA__KEPT)) arena_py_kept_gone(scope);
         /* Of another thread: also when it has ended. Its sweep may be at it. */
         if (arena__state(&scope->tick) != ARENA__ENDED || !arena_py_scope_mine(scope))

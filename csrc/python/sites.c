@@ -1,18 +1,19 @@
 /* sites.c: which Python code is running, which handles outlive their ticks, and the rows of the map as
  * Python objects.
  *
- * A site is found by the code objects and instructions of the frames; lines and names are looked up
- * once, when it is new. PyFrame_GetBack and PyFrame_GetLasti are public but outside the stable ABI, so
- * they are looked up by name, as in scope.c.
+ * A site is found by the code objects and instructions of the frames; their lines are looked up once,
+ * and their names when the site is new. The frames are read by a walker of the objects module, which is compiled for
+ * this version of CPython, else in the public way. PyFrame_GetBack, PyFrame_GetLasti and
+ * PyCode_Addr2Line are public but outside the stable ABI, so they are looked up by name, as in scope.c.
  */
 #include "py.h"
 
 #include <dlfcn.h>
 
-typedef struct frame *(*back_fn)(void *);
-typedef int (*lasti_fn)(void *);
-static back_fn frame_back;
-static lasti_fn frame_lasti;
+static PyObject *(*frame_back)(PyObject *);
+static int (*frame_lasti)(PyObject *);
+static int (*code_line)(PyObject *, int);
+static uint32_t (*walker)(uintptr_t *key, uint32_t depth);
 
 /* ---- Code objects ---------------------------------------------------------------------------- */
 
@@ -27,10 +28,12 @@ typedef struct code {
 static code *codes; /* twice as many places */
 static uint32_t code_count;
 static PyObject *own_folder; /* with the separator at its end */
+static PyObject *own_programs; /* in it, but code like anybody's: the command line's */
 
 static bool is_own(PyObject *of) {
     PyObject *file = PyObject_GetAttrString(of, "co_filename");
-    bool own = file && own_folder && PyUnicode_Tailmatch(file, own_folder, 0, PY_SSIZE_T_MAX, -1) == 1;
+    bool own = file && PyUnicode_Tailmatch(file, own_folder, 0, PY_SSIZE_T_MAX, -1) == 1 &&
+               PyUnicode_Tailmatch(file, own_programs, 0, PY_SSIZE_T_MAX, -1) == 0;
     Py_XDECREF(file);
     return own;
 }
@@ -61,14 +64,15 @@ static const char *text_of(PyObject *of, const char *name, PyObject **keep) {
     return text;
 }
 
-static uint32_t new_site(const uintptr_t *key, void *const *frames, uint32_t depth) {
+/* Of code objects and lines: the instruction of a call is another one once CPython has specialized it. */
+static uint32_t new_site(const uintptr_t *key, uint32_t depth) {
     arena_frame told[ARENA__DEPTH];
     PyObject *files[ARENA__DEPTH], *functions[ARENA__DEPTH];
     for (uint32_t i = 0; i < depth; i++) {
         PyObject *of = (PyObject *)key[2 * i];
         told[i].file = text_of(of, "co_filename", &files[i]);
         told[i].function = text_of(of, "co_qualname", &functions[i]);
-        told[i].line = PyFrame_GetLineNumber(frames[i]);
+        told[i].line = (int)key[2 * i + 1];
     }
     uint32_t number = arena__site_add(key, 2 * depth, told, depth);
     for (uint32_t i = 0; i < depth; i++) {
@@ -78,39 +82,106 @@ static uint32_t new_site(const uintptr_t *key, void *const *frames, uint32_t dep
     return number;
 }
 
-/* The stack of the running code, `depth` frames of it; 0 when there is none. Runs no Python code: the
- * collector is held off, and an exception that is set stays set. With the GIL only. */
-uint32_t arena_py_site(int depth) {
-    uintptr_t key[2 * ARENA__DEPTH];
-    void *frames[ARENA__DEPTH];
-    uint32_t found = 0, number = 0;
+/* What the walker does, in the public way. */
+static uint32_t walk(uintptr_t *key, uint32_t depth) {
+    uint32_t found = 0;
     PyObject *type, *value, *traceback;
-    if (depth <= 0 || !codes) return 0;
-    int collects = PyGC_Disable();
     PyErr_Fetch(&type, &value, &traceback);
-    void *frame = PyEval_GetFrame();
-    Py_XINCREF((PyObject *)frame);
-    while (frame && found < (uint32_t)depth) {
-        PyObject *of = (PyObject *)PyFrame_GetCode(frame);
-        uintptr_t lasti = (uintptr_t)frame_lasti(frame);
-        const code *known = known_code(of);
-        bool own = !known || known->own;
-        if (!own) {
-            key[2 * found] = (uintptr_t)of;
-            key[2 * found + 1] = lasti;
-            frames[found++] = Py_NewRef((PyObject *)frame);
-        }
-        Py_DECREF(of); /* the table keeps it */
-        void *back = found < (uint32_t)depth ? (void *)frame_back(frame) : NULL;
-        Py_DECREF((PyObject *)frame);
+    int collects = PyGC_Disable(); /* CPython 3.11 collects when it makes a frame object */
+    PyObject *frame = (PyObject *)PyEval_GetFrame();
+    Py_XINCREF(frame);
+    while (frame && found < depth) {
+        PyObject *of = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
+        key[2 * found] = (uintptr_t)of;
+        key[2 * found + 1] = (uintptr_t)frame_lasti(frame);
+        found++;
+        Py_DECREF(of); /* the frame keeps it, and its caller the frame */
+        PyObject *back = found < depth ? frame_back(frame) : NULL;
+        Py_DECREF(frame);
         frame = back;
     }
-    Py_XDECREF((PyObject *)frame);
-    if (found && !(number = arena__site_find(key, 2 * found))) number = new_site(key, frames, found);
-    while (found) Py_DECREF((PyObject *)frames[--found]);
-    PyErr_Restore(type, value, traceback); /* and not what failed in here: a site is then not known */
+    Py_XDECREF(frame);
     if (collects) PyGC_Enable();
+    PyErr_Restore(type, value, traceback); /* and not what failed in here: fewer frames are known */
+    return found;
+}
+
+/* Frames beyond the depth that are looked at where some are arena's own. */
+#define BEYOND 4
+#define WORDS (2 * (ARENA__DEPTH + BEYOND))
+
+/* What was found for frames as they are, by their hash: a site, or that own ones are among them. */
+#define KNOWN 512
+#define HAS_OWN UINT32_MAX
+static struct known {
+    uint32_t words, number;
+    uintptr_t depth;
+    uintptr_t key[WORDS];
+} *known;
+
+/* The frames without arena's own, in place. Returns how many; *kept is false when a code object among
+ * all of them may go, and its address become another's. */
+static uint32_t trim_own(uintptr_t *key, uint32_t frames, bool *kept) {
+    uint32_t found = 0;
+    *kept = true;
+    for (uint32_t i = 0; i < frames; i++) {
+        const code *of = known_code((PyObject *)key[2 * i]);
+        if (!of) *kept = false;
+        if (!of || of->own) continue;
+        key[2 * found] = key[2 * i];
+        key[2 * found + 1] = key[2 * i + 1];
+        found++;
+    }
+    return found;
+}
+
+static ARENA__NOINLINE uint32_t find_site(const uintptr_t *key, uint32_t frames, uint32_t depth,
+                                          struct known *place) {
+    uintptr_t trimmed[WORDS];
+    bool kept;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    memcpy(trimmed, key, 2 * frames * sizeof *key);
+    uint32_t found = trim_own(trimmed, frames, &kept), number = 0;
+    if (found < frames && frames <= depth) {
+        number = HAS_OWN;
+    } else if (found) {
+        if (found > depth) found = depth;
+        for (uint32_t i = 0; i < found; i++)
+            trimmed[2 * i + 1] = (uintptr_t)code_line((PyObject *)trimmed[2 * i], (int)trimmed[2 * i + 1]);
+        number = arena__site_find(trimmed, 2 * found);
+        if (!number) number = new_site(trimmed, found);
+    }
+    PyErr_Restore(type, value, traceback);
+    if (number && kept) {
+        place->words = 2 * frames;
+        place->depth = depth;
+        place->number = number;
+        memcpy(place->key, key, 2 * frames * sizeof *key);
+    }
     return number;
+}
+
+static uint32_t look(uint32_t depth, uint32_t beyond) {
+    uintptr_t key[WORDS], hash = depth;
+    uint32_t frames = (walker ? walker : walk)(key, depth + beyond);
+    if (!frames) return 0;
+    for (uint32_t i = 0; i < 2 * frames; i += 2) /* an address has 48 bits */
+        hash = (hash ^ key[i] ^ key[i + 1] << 48) * 0x9E3779B97F4A7C15u;
+    struct known *place = &known[(hash >> 32) % KNOWN];
+    if (ARENA__LIKELY(place->words == 2 * frames && place->depth == depth &&
+                      !memcmp(place->key, key, 2 * frames * sizeof *key)))
+        return place->number;
+    return find_site(key, frames, depth, place);
+}
+
+/* The stack of the running code, `depth` frames of it; 0 when it is not known. Runs no Python code, and
+ * an exception that is set stays set. With the GIL only. */
+uint32_t arena_py_site(int depth) {
+    if (depth <= 0 || !known) return 0;
+    uint32_t number = look((uint32_t)depth, 0);
+    if (ARENA__UNLIKELY(number == HAS_OWN)) number = look((uint32_t)depth, BEYOND);
+    return number == HAS_OWN ? 0 : number;
 }
 
 /* For calls of the core that come from Python. */
@@ -142,30 +213,24 @@ static PyObject *site_text(uint32_t number) {
 
 /* ---- Handles that outlive their ticks --------------------------------------------------------- */
 
-/* While sites are recorded each handle has an entry. When its tick ends with the handle alive, it
- * waits: a loop's variable is bound anew in the next turn, and is no escape. What is still there when
- * WAIT more ticks have ended, or when somebody asks for the map, joins its row. */
+/* While sites are recorded each handle has an entry, in the list of its scope. When its tick ends with
+ * the handle alive, it waits: a loop's variable is bound anew in the next turn, and is no escape. What
+ * is still there when WAIT more ticks have ended, or when somebody asks for the map, joins its row. */
 #define WAIT 2
 typedef struct entry {
     Handle *handle;
+    size_t size;         /* counted in the row */
+    uint32_t next, prev; /* in the list of the scope; of those that nobody uses: next */
     uint32_t at, row;
-    uint32_t next, prev; /* in the list of the scope, or of those that wait; of the free ones: next */
-    size_t size;
-    uint64_t ended; /* ticks that had ended when its own did */
-    enum { FREE, OPEN, WAITING, PINNED, COUNTED } state; /* PINNED: a view holds it, and is in the map */
+    enum { LISTED, PINNED, COUNTED } state; /* PINNED: a view holds it, and is in the map itself */
 } entry;
 
 static entry *entries; /* 0 is none */
 static uint32_t entry_count, entry_room, free_entries;
-static uint32_t waiting_first, waiting_last;
-static uint64_t ended; /* ticks that recorded sites */
+static Scope *first_waiting, *last_waiting; /* by when they ended */
+static uint64_t ended;                      /* ticks that recorded sites */
 
-static uint32_t take_entry(void) {
-    uint32_t number = free_entries;
-    if (number) {
-        free_entries = entries[number].next;
-        return number;
-    }
+static ARENA__NOINLINE uint32_t more_entries(void) {
     if (entry_count + 1 >= entry_room) {
         uint32_t room = entry_room ? entry_room * 2 : 256;
         entry *more = PyMem_Realloc(entries, room * sizeof *more);
@@ -176,87 +241,102 @@ static uint32_t take_entry(void) {
     return ++entry_count;
 }
 
-static void link_behind(uint32_t number, uint32_t *first, uint32_t *last) {
-    entries[number].next = 0;
-    entries[number].prev = *last;
-    if (*last) entries[*last].next = number;
-    *last = number;
-    if (!*first) *first = number;
+static void list_entry(uint32_t number) {
+    entry *e = &entries[number];
+    Scope *scope = e->handle->scope;
+    e->state = LISTED;
+    e->prev = 0;
+    e->next = scope->held;
+    if (e->next) entries[e->next].prev = number;
+    scope->held = number;
 }
 
-static void unlink_entry(uint32_t number, uint32_t *first, uint32_t *last) {
+static void unlist_entry(uint32_t number) {
     entry *e = &entries[number];
     if (e->prev)
         entries[e->prev].next = e->next;
     else
-        *first = e->next;
-    if (e->next)
-        entries[e->next].prev = e->prev;
-    else if (last)
-        *last = e->prev;
+        e->handle->scope->held = e->next;
+    if (e->next) entries[e->next].prev = e->prev;
 }
 
 /* A handle of a tick that records sites. Without memory it has none. */
 void arena_py_entry_new(Handle *handle) {
-    uint32_t at = arena_py_site(handle->scope->tick.depth), number = take_entry();
-    if (!number) return;
-    uint32_t head = handle->scope->held;
-    entries[number] = (entry){.handle = handle, .at = at, .next = head, .state = OPEN};
-    if (head) entries[head].prev = number;
-    handle->scope->held = number;
+    uint32_t at = arena_py_site(handle->scope->tick.depth), number = free_entries;
+    if (number)
+        free_entries = entries[number].next;
+    else if (!(number = more_entries()))
+        return;
     handle->entry = number;
-}
-
-static void count_entry(uint32_t number) {
-    entry *e = &entries[number];
-    Handle *handle = e->handle;
-    e->state = COUNTED;
-    e->size = arena_py_span(handle).size;
-    e->row = arena__row_add(ARENA_ESCAPE_STALE, e->at, &handle->scope->tick, e->size);
-    arena_py_show(handle, e->row);
-}
-
-static void wait_for(uint32_t number) {
-    entries[number].state = WAITING;
-    entries[number].ended = ended;
-    link_behind(number, &waiting_first, &waiting_last);
-}
-
-static void count_waiting(uint64_t until) {
-    while (waiting_first && entries[waiting_first].ended <= until) {
-        uint32_t number = waiting_first;
-        unlink_entry(number, &waiting_first, &waiting_last);
-        if (entries[number].handle->exports)
-            entries[number].state = PINNED;
-        else
-            count_entry(number);
-    }
-}
-
-/* Its last view has gone. */
-void arena_py_entry_unpinned(Handle *handle) {
-    if (entries[handle->entry].state == PINNED) wait_for(handle->entry);
+    entries[number].handle = handle;
+    entries[number].at = at;
+    list_entry(number);
 }
 
 /* The handle is freed. */
 void arena_py_entry_gone(Handle *handle) {
     uint32_t number = handle->entry;
     entry *e = &entries[number];
-    if (e->state == OPEN) unlink_entry(number, &handle->scope->held, NULL);
-    if (e->state == WAITING) unlink_entry(number, &waiting_first, &waiting_last);
+    if (e->state == LISTED) unlist_entry(number);
     if (e->state == COUNTED) arena__row_sub(e->row, e->size);
-    *e = (entry){.next = free_entries, .state = FREE};
+    e->next = free_entries;
     free_entries = number;
 }
 
-/* A tick that records sites ends: its handles that are alive wait. */
+static void count_entry(uint32_t number) {
+    entry *e = &entries[number];
+    Handle *handle = e->handle;
+    unlist_entry(number);
+    if (handle->exports) {
+        e->state = PINNED;
+        return;
+    }
+    e->state = COUNTED;
+    e->size = arena_py_span(handle).size;
+    e->row = arena__row_add(ARENA_ESCAPE_STALE, e->at, &handle->scope->tick, e->size);
+    Py_INCREF((PyObject *)handle);
+    arena_py_show(handle, e->row);
+    Py_DECREF((PyObject *)handle);
+}
+
+/* Its last view has gone. */
+void arena_py_entry_unpinned(Handle *handle) {
+    if (entries[handle->entry].state != PINNED) return;
+    list_entry(handle->entry);
+    arena_py_wait(handle->scope);
+}
+
+/* The scope has ended with live handles, and waits. */
+void arena_py_wait(Scope *scope) {
+    if (scope->waits || !scope->held) return;
+    scope->waits = true;
+    scope->since = ended;
+    scope->next_waiting = NULL;
+    scope->prev_waiting = last_waiting;
+    *(last_waiting ? &last_waiting->next_waiting : &first_waiting) = scope;
+    last_waiting = scope;
+}
+
+void arena_py_wait_over(Scope *scope) {
+    scope->waits = false;
+    *(scope->prev_waiting ? &scope->prev_waiting->next_waiting : &first_waiting) = scope->next_waiting;
+    *(scope->next_waiting ? &scope->next_waiting->prev_waiting : &last_waiting) = scope->prev_waiting;
+}
+
+static void count_waiting(uint64_t until) {
+    while (first_waiting && first_waiting->since <= until) {
+        Scope *scope = first_waiting;
+        arena_py_wait_over(scope);
+        Py_INCREF((PyObject *)scope);
+        while (scope->held) count_entry(scope->held);
+        Py_DECREF((PyObject *)scope);
+    }
+}
+
+/* A tick that records sites has ended. */
 void arena_py_entries_ended(Scope *scope) {
     ended++;
-    while (scope->held) {
-        uint32_t number = scope->held;
-        unlink_entry(number, &scope->held, NULL);
-        wait_for(number);
-    }
+    arena_py_wait(scope);
     if (ended > WAIT) count_waiting(ended - WAIT);
 }
 
@@ -267,10 +347,7 @@ void arena_py_note_use(Handle *handle) {
     int depth = scope->tick.depth > arena_tracing() ? scope->tick.depth : arena_tracing();
     entry *e = handle->entry ? &entries[handle->entry] : NULL;
     uint32_t used = arena_py_site(depth);
-    if (e && e->state == WAITING) {
-        unlink_entry(handle->entry, &waiting_first, &waiting_last);
-        count_entry(handle->entry);
-    }
+    if (e && e->state == LISTED) count_entry(handle->entry);
     uint32_t row = arena__row_use(e ? e->at : 0, used, &scope->tick);
     arena_py_show(handle, row);
 }
@@ -409,20 +486,42 @@ int arena_py_depth(PyObject *object, int *depth) {
     return 0;
 }
 
-/* `folder`: where arena's own Python files are, whose frames nobody looks for. */
-PyObject *arena_py_sites_setup(PyObject *unused, PyObject *folder) {
+static void look_up(const char *name, void *function) {
+    void *symbol = dlsym(RTLD_DEFAULT, name);
+    memcpy(function, &symbol, sizeof symbol);
+}
+
+/* _own_folder(folder, programs): where arena's own Python files are, whose frames nobody looks for, and
+ * those in it that are programs like anybody's. */
+PyObject *arena_py_sites_setup(PyObject *unused, PyObject *args) {
     (void)unused;
-    void *back = dlsym(RTLD_DEFAULT, "PyFrame_GetBack"), *lasti = dlsym(RTLD_DEFAULT, "PyFrame_GetLasti");
-    memcpy(&frame_back, &back, sizeof back);
-    memcpy(&frame_lasti, &lasti, sizeof lasti);
-    if (!PyUnicode_Check(folder)) {
-        PyErr_SetString(PyExc_TypeError, "_own_folder() takes a str");
+    PyObject *folder = PyTuple_Size(args) == 2 ? PyTuple_GetItem(args, 0) : NULL;
+    PyObject *programs = folder ? PyTuple_GetItem(args, 1) : NULL;
+    if (!folder || !PyUnicode_Check(folder) || !PyUnicode_Check(programs)) {
+        PyErr_SetString(PyExc_TypeError, "_own_folder() takes two str");
         return NULL;
     }
     Py_XDECREF(own_folder);
+    Py_XDECREF(own_programs);
     own_folder = Py_NewRef(folder);
-    if (!codes && back && lasti && !(codes = PyMem_Calloc(2 * CODES, sizeof *codes)))
-        return PyErr_NoMemory();
+    own_programs = Py_NewRef(programs);
+    look_up("PyFrame_GetBack", &frame_back);
+    look_up("PyFrame_GetLasti", &frame_lasti);
+    look_up("PyCode_Addr2Line", &code_line);
+    if (!known && frame_back && frame_lasti && code_line) {
+        if (!codes) codes = PyMem_Calloc(2 * CODES, sizeof *codes);
+        if (codes) known = PyMem_Calloc(KNOWN, sizeof *known);
+        if (!known) return PyErr_NoMemory();
+    }
     arena__site_outer = site_outer;
+    Py_RETURN_NONE;
+}
+
+/* _walker(address): of a function that does what walk() does, faster. */
+PyObject *arena_py_walker(PyObject *unused, PyObject *address) {
+    (void)unused;
+    void *function = PyLong_AsVoidPtr(address);
+    if (!function && PyErr_Occurred()) return NULL;
+    memcpy(&walker, &function, sizeof walker);
     Py_RETURN_NONE;
 }

@@ -61,7 +61,9 @@ static int set_trace(Tick *tick, PyObject *value) {
     int depth;
     if (arena_py_depth(value, &depth) < 0) return -1;
     tick->trace = (uint8_t)depth;
-    return 0;
+    PyObject *found = PyObject_CallNoArgs(arena_py_lent.find_walker);
+    Py_XDECREF(found);
+    return found ? 0 : -1;
 }
 
 static int set_name(Tick *tick, PyObject *value) {

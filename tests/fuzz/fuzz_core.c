@@ -1539,6 +1539,24 @@ static void run_one(void) {
 }
 
 /* Everything ends, and is as it was before the input. */
+static void count_alive(const arena_escape *row, void *arg) {
+    uint64_t *alive = arg;
+    if (row->count_ever < row->count || row->bytes_ever < row->bytes)
+        mismatch("a row that ever had less than it has", row->bytes_ever, row->bytes);
+    if (!row->count && row->bytes) mismatch("bytes of nothing in a row", 0, row->bytes);
+    *alive += row->bytes;
+}
+
+/* The map of escapes holds what is persisted and what strays, when sites were recorded all along. Not
+ * in each input: there may be thousands of rows. */
+static void check_rows(void) {
+    static unsigned inputs;
+    uint64_t alive = 0, expected = model.stats.persisted + model.stats.strays;
+    if (inputs++ % 128) return;
+    (void)arena_escapes(count_alive, &alive);
+    same("bytes alive in the rows", arena_tracing() ? expected : 0, alive);
+}
+
 static void finish(void) {
     running = "(finish)";
     os.until = 0;
@@ -1547,6 +1565,7 @@ static void finish(void) {
     check_contents(NULL);
     if (model.depth) end_tick((target){IN_TICK, &model.ticks[0], model.ticks[0].real});
     check_stats();
+    check_rows();
     while (model.pin_count) unpin(&model.pins[0]);
     while (model.string_count) {
         free_string(&model.strings[0]);
@@ -1588,6 +1607,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
         noise[0][i] = (uint8_t)(1 + (x >> 8) % 127);
         noise[1][i] = (uint8_t)(128 + (x >> 8) % (ARENA__FILL - 128));
     }
+    (void)arena_trace(1); /* its tables are mapped once, and by the system itself */
     arena__system = (arena__os){os_map, os_unmap, os_remap, os_seal, os_resize, free};
     tracing = getenv("FUZZ_TRACE") != NULL;
     atexit(print_operations);
@@ -1605,7 +1625,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     in = data;
     in_end = data + size;
     /* Nothing is mapped and nothing is open: here both may be turned. */
-    arena__checking = byte() % 2;
+    unsigned watched = byte();
+    arena__checking = watched % 2;
+    (void)arena_trace(watched / 2 % 2);
     ARENA__STORE(arena__counting, false);
     while (in < in_end) run_one();
     finish();
