@@ -46,7 +46,7 @@ def keeps_rising(history: History) -> bool:
         floor = min(floor, history[index][1])
         floors[index] = floor
     # Now may be the middle of a turn, before it has given anything back: it can only lower floors.
-    first, last = turns[0], turns[-2]
+    first, last = turns[0], turns[-1]
     levels = []
     index = 0
     for part in range(_WARM_UP, _PARTS + 1):

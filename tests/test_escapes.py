@@ -129,6 +129,15 @@ def test_a_few_points_far_apart_count_as_well_as_many() -> None:
     """A history may have points only where something happened."""
     assert keeps_rising([*((turn, turn) for turn in range(0, 200, 10)), (199, 190)])
     assert not keeps_rising([(0, 1), (100, 2), (101, 3), (102, 4), *[(103, 5)] * 6])
+    assert not keeps_rising([*((turn, turn) for turn in range(50)), (1000, 49)])
+
+
+@given(st.integers(50, 60), st.integers(0, 59))
+def test_what_is_given_back_once_starts_anew(turns: int, when: int) -> None:
+    assume(when < 12 or when > 24)
+    lows = list(range(1, turns + 1))
+    lows[min(when, turns - 1)] = 0
+    assert keeps_rising(recorded(lows)) == (when < 12)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 99)), min_size=1, max_size=20))
@@ -525,9 +534,9 @@ def test_growth_in_a_difference_is_that_since_the_earlier_map(taken) -> None:
     filled = [(turn, min(turn, 50) * 100) for turn in range(1, 51)]
     before = taken(raw(turn=50, bytes=5000, history=[*filled, (50, 5000)]))
     assert before.growing
-    more = [*filled, *((turn, 5000) for turn in range(51, 60)), (60, 5001)]
-    flat = taken(raw(turn=60, bytes=5001, history=more)).diff(before)
-    assert not flat.growing
+    after = taken(raw(turn=52, bytes=5001, history=[*filled, (51, 5000), (52, 5001)]))
+    assert after.growing
+    assert not after.diff(before).growing
     rest = [*filled, *((turn, turn * 100) for turn in range(51, 63)), (63, 6300)]
     assert taken(raw(turn=63, bytes=6300, history=rest)).diff(before).growing
 
