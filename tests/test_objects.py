@@ -7,11 +7,13 @@ import gc
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
 import time
 import tracemalloc
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -165,6 +167,19 @@ def test_a_dead_span_serves_any_other_class(host: Host) -> None:
         assert object_stats().cached + object_stats().spans - spans == cached
         for block in blocks[:1400]:
             FREE["Mem"](block)
+
+
+def test_memory_that_is_there_is_used_before_lower_addresses(host: Host) -> None:
+    with host.tick():
+        low, high = MALLOC["Mem"](640_000), MALLOC["Mem"](640_000)
+        FREE["Mem"](low)
+        _objects.lib.arena_objects_trim()
+        FREE["Mem"](high)
+        cached = object_stats().cached
+        one = MALLOC["Mem"](20_000)
+        assert object_stats().cached == cached - 65536
+        assert one >= high > low
+        FREE["Mem"](one)
 
 
 def test_objects_of_all_kinds_work_as_ever(host: Host) -> None:
@@ -943,6 +958,38 @@ def test_the_figures_are_those_of_the_header() -> None:
     header = (ROOT / "csrc/objects/register.h").read_text()
     names = re.findall(r"uint64_t (\w+);", header)
     assert list(objects.ObjectStats.__dataclass_fields__) == names
+
+
+@pytest.mark.parametrize("without", ["", "1"])
+def test_a_wheel_is_for_one_cpython_unless_it_is_built_without_objects(
+    tmp_path: Path, without: str
+) -> None:
+    for name in ("arena", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("*.so"))
+        else:
+            shutil.copy(source, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "bdist_wheel"],
+        cwd=tmp_path,
+        env={**os.environ, "ARENA_NO_OBJECTS": without, "ARENA_CFLAGS": "-O0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    modules = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    here = f"cp3{sys.version_info.minor}"
+    if without:
+        assert "-cp311-abi3-" in wheel.name
+        assert modules == ["arena/_native.abi3.so"]
+    else:
+        assert f"-{here}-{here}-" in wheel.name
+        assert sorted(name.partition(".")[0] for name in modules) == [
+            "arena/_native",
+            "arena/_objects",
+        ]
 
 
 def test_calls_through_lib_keep_the_gil() -> None:

@@ -39,7 +39,7 @@ void arena_objects_stats_get(arena_objects_stats *out);
 /* Gives back all memory that holds no block, in whole pages. Returns bytes. */
 uint64_t arena_objects_trim(void);
 
-/* 1 when a call through `lib` keeps the GIL, 0 when not. */
+/* 1 when a call through `lib` keeps the GIL, which all of these need; 0 when not. */
 int arena_objects_gil_held(void);
 
 /* cdef end */
