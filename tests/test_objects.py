@@ -621,6 +621,60 @@ print("fine")
     assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr
 
 
+def test_in_a_fork_the_ticks_of_other_threads_do_not_count() -> None:
+    code = """
+begun, done = threading.Event(), threading.Event()
+captures = []
+def other():
+    captures.append(host.begin())
+    captures.append(json.loads(text))
+    begun.set()
+    done.wait()
+thread = threading.Thread(target=other)
+thread.start()
+begun.wait()
+mine = host.begin()
+assert object_stats().open_count == 2
+if (child := os.fork()) == 0:
+    assert object_stats().open_count == 1
+    assert json.dumps(captures.pop()) == text
+    host.end(mine)
+    assert object_stats().open_count == 0
+    host.end(captures.pop())  # as when its object is collected
+    assert object_stats().open_count == 0 and object_stats().captured == 0
+    with host.tick():
+        assert object_stats().open_count == 1
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+done.set()
+thread.join()
+print("fine")
+"""
+    done = run(CHILD + code)
+    assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr
+
+
+def test_locked_memory_that_cannot_go_back_is_not_taken_for_zeros() -> None:
+    code = """
+from objects_host import CALLOC
+from arena import _objects
+if ctypes.CDLL(None).mlockall(2) != 0:  # MCL_FUTURE
+    print("fine"); os._exit(0)
+with host.tick():
+    for size in (1000, 100_000, 5_000_000):
+        block = MALLOC["Mem"](size)
+        ctypes.memset(block, 1, size)
+        FREE["Mem"](block)
+        _objects.lib.arena_objects_trim()
+        block = CALLOC["Mem"](size, 1)
+        assert ctypes.string_at(block, size) == bytes(size)
+        FREE["Mem"](block)
+print("fine")
+"""
+    done = run(CHILD + code)
+    assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr
+
+
 @pytest.mark.parametrize("how", ["end", "sys.exit(0)", "raise SystemExit", "os._exit(0)"])
 def test_exit_with_open_ticks_and_live_blocks_is_quiet(how: str) -> None:
     code = f"""

@@ -31,7 +31,7 @@ int arena_objects_connect(const void *host);
 /* What was last connected: NULL at first. */
 const void *arena_objects_host(void);
 
-/* The table for the main module: struct arena_link_objects. */
+/* The table for the main module, struct arena_link_objects; NULL before the first connect. */
 const void *arena_objects_table(void);
 
 void arena_objects_stats_get(arena_objects_stats *out);
