@@ -135,7 +135,8 @@ static uint32_t trim_own(uintptr_t *key, uint32_t frames, bool *kept) {
     return found;
 }
 
-static ARENA__NOINLINE uint32_t find_site(const uintptr_t *key, uint32_t frames, uint32_t depth,
+/* `more`: the stack goes on, and was not looked at any further. */
+static ARENA__NOINLINE uint32_t find_site(const uintptr_t *key, uint32_t frames, uint32_t depth, bool more,
                                           struct known *place) {
     uintptr_t trimmed[WORDS];
     bool kept;
@@ -143,7 +144,7 @@ static ARENA__NOINLINE uint32_t find_site(const uintptr_t *key, uint32_t frames,
     PyErr_Fetch(&type, &value, &traceback);
     memcpy(trimmed, key, 2 * frames * sizeof *key);
     uint32_t found = trim_own(trimmed, frames, &kept), number = 0;
-    if (found < frames && frames <= depth) {
+    if (more && found < frames) {
         number = HAS_OWN;
     } else if (found) {
         if (found > depth) found = depth;
@@ -172,7 +173,7 @@ static uint32_t look(uint32_t depth, uint32_t beyond) {
     if (ARENA__LIKELY(place->words == 2 * frames && place->depth == depth &&
                       !memcmp(place->key, key, 2 * frames * sizeof *key)))
         return place->number;
-    return find_site(key, frames, depth, place);
+    return find_site(key, frames, depth, !beyond && frames == depth, place);
 }
 
 /* The stack of the running code, `depth` frames of it; 0 when it is not known. Runs no Python code, and
@@ -180,8 +181,7 @@ static uint32_t look(uint32_t depth, uint32_t beyond) {
 uint32_t arena_py_site(int depth) {
     if (depth <= 0 || !known) return 0;
     uint32_t number = look((uint32_t)depth, 0);
-    if (ARENA__UNLIKELY(number == HAS_OWN)) number = look((uint32_t)depth, BEYOND);
-    return number == HAS_OWN ? 0 : number;
+    return ARENA__LIKELY(number != HAS_OWN) ? number : look((uint32_t)depth, BEYOND);
 }
 
 /* For calls of the core that come from Python. */
