@@ -2,7 +2,7 @@
 
 A module of its own, for it looks inside CPython's objects and cannot be abi3. Run by setuptools
 through ``cffi_modules`` in setup.py, which leaves it out with ARENA_NO_OBJECTS=1 in the
-environment; the switches of _build.py work here too.
+environment. ARENA_CFLAGS works here as in _build.py; ARENA_RELEASE_GIL does not.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ def make_builder() -> FFI:
     build = load_build()  # raises where arena cannot be built at all: without a GIL, on Windows
     builder = FFI()
     builder.cdef(build.cdef_of(HEADER))
-    keep_gil = os.environ.get("ARENA_RELEASE_GIL", "") in ("", "0")
     flags = shlex.split(os.environ.get("ARENA_CFLAGS", ""))
     folder = build.ROOT / "csrc" / "objects"
     builder.set_source(
         "arena._objects",
-        (build.KEEP_GIL if keep_gil else "") + '#include "objects/register.h"\n',
+        build.KEEP_GIL + '#include "objects/register.h"\n',  # all of it needs the GIL
         sources=sorted(str(path.relative_to(build.ROOT)) for path in folder.glob("*.c")),
         depends=sorted(
             str(path.relative_to(build.ROOT)) for path in (build.ROOT / "csrc").rglob("*.h")

@@ -77,7 +77,7 @@ def connect(host: int) -> int:
     """
     global _module
     module = _load()
-    if _module is None:
+    if module.lib.arena_objects_table() == module.ffi.NULL:
         import _tracemalloc  # it may have been started by the interpreter itself, with no import
 
         if _tracemalloc.is_tracing():

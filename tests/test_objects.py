@@ -7,11 +7,13 @@ import gc
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
 import time
 import tracemalloc
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -165,6 +167,19 @@ def test_a_dead_span_serves_any_other_class(host: Host) -> None:
         assert object_stats().cached + object_stats().spans - spans == cached
         for block in blocks[:1400]:
             FREE["Mem"](block)
+
+
+def test_memory_that_is_there_is_used_before_lower_addresses(host: Host) -> None:
+    with host.tick():
+        low, high = MALLOC["Mem"](640_000), MALLOC["Mem"](640_000)
+        FREE["Mem"](low)
+        _objects.lib.arena_objects_trim()
+        FREE["Mem"](high)
+        cached = object_stats().cached
+        one = MALLOC["Mem"](20_000)
+        assert object_stats().cached == cached - 65536
+        assert one >= high > low
+        FREE["Mem"](one)
 
 
 def test_objects_of_all_kinds_work_as_ever(host: Host) -> None:
@@ -606,6 +621,60 @@ print("fine")
     assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr
 
 
+def test_in_a_fork_the_ticks_of_other_threads_do_not_count() -> None:
+    code = """
+begun, done = threading.Event(), threading.Event()
+captures = []
+def other():
+    captures.append(host.begin())
+    captures.append(json.loads(text))
+    begun.set()
+    done.wait()
+thread = threading.Thread(target=other)
+thread.start()
+begun.wait()
+mine = host.begin()
+assert object_stats().open_count == 2
+if (child := os.fork()) == 0:
+    assert object_stats().open_count == 1
+    assert json.dumps(captures.pop()) == text
+    host.end(mine)
+    assert object_stats().open_count == 0
+    host.end(captures.pop())  # as when its object is collected
+    assert object_stats().open_count == 0 and object_stats().captured == 0
+    with host.tick():
+        assert object_stats().open_count == 1
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+done.set()
+thread.join()
+print("fine")
+"""
+    done = run(CHILD + code)
+    assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr
+
+
+def test_locked_memory_that_cannot_go_back_is_not_taken_for_zeros() -> None:
+    code = """
+from objects_host import CALLOC
+from arena import _objects
+if ctypes.CDLL(None).mlockall(2) != 0:  # MCL_FUTURE
+    print("fine"); os._exit(0)
+with host.tick():
+    for size in (1000, 100_000, 5_000_000):
+        block = MALLOC["Mem"](size)
+        ctypes.memset(block, 1, size)
+        FREE["Mem"](block)
+        _objects.lib.arena_objects_trim()
+        block = CALLOC["Mem"](size, 1)
+        assert ctypes.string_at(block, size) == bytes(size)
+        FREE["Mem"](block)
+print("fine")
+"""
+    done = run(CHILD + code)
+    assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr
+
+
 @pytest.mark.parametrize("how", ["end", "sys.exit(0)", "raise SystemExit", "os._exit(0)"])
 def test_exit_with_open_ticks_and_live_blocks_is_quiet(how: str) -> None:
     code = f"""
@@ -945,6 +1014,38 @@ def test_the_figures_are_those_of_the_header() -> None:
     header = (ROOT / "csrc/objects/register.h").read_text()
     names = re.findall(r"uint64_t (\w+);", header)
     assert list(objects.ObjectStats.__dataclass_fields__) == names
+
+
+@pytest.mark.parametrize("without", ["", "1"])
+def test_a_wheel_is_for_one_cpython_unless_it_is_built_without_objects(
+    tmp_path: Path, without: str
+) -> None:
+    for name in ("arena", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("*.so"))
+        else:
+            shutil.copy(source, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "bdist_wheel"],
+        cwd=tmp_path,
+        env={**os.environ, "ARENA_NO_OBJECTS": without, "ARENA_CFLAGS": "-O0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    modules = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    here = f"cp3{sys.version_info.minor}"
+    if without:
+        assert "-cp311-abi3-" in wheel.name
+        assert modules == ["arena/_native.abi3.so"]
+    else:
+        assert f"-{here}-{here}-" in wheel.name
+        assert sorted(name.partition(".")[0] for name in modules) == [
+            "arena/_native",
+            "arena/_objects",
+        ]
 
 
 def test_calls_through_lib_keep_the_gil() -> None:

@@ -324,6 +324,24 @@ def test_threads_record_at_once_and_the_counts_are_exact() -> None:
     assert sum(row["bytes"] for row in rows("persist", line("by threads"))) == 0
 
 
+def test_many_lines_are_as_many_sites() -> None:
+    """More than the recorder remembers at once, so that some of them share a place there."""
+    count = 3000
+    source = "\n".join(["def many(keep, copy):", *["    keep(copy('x'))"] * count])
+    names: dict[str, Any] = {}
+    exec(compile(source, "many.py", "exec"), names)
+    kept: list[arena.Str] = []
+    with arena.trace():
+        for _ in range(2):
+            names["many"](kept.append, arena.strdup_persist)
+    found = {
+        row["site"][0][2]: row["count"]
+        for row in _native._rows()
+        if row["kind"] == "persist" and row["site"] and row["site"][0][0] == "many.py"
+    }
+    assert found == dict.fromkeys(range(2, count + 2), 2)
+
+
 def test_code_that_is_made_for_ever_ends_in_rows_without_a_site() -> None:
     code = textwrap.dedent(
         """
@@ -402,9 +420,10 @@ def test_a_tick_that_records_by_itself_leaves_the_others_alone() -> None:
     assert one("stale", line("in the tick that records"))["count"] == 1
     assert one("persist", line("persisted in it"))["count"] == 1
     assert not rows("stale", line("in one that does not"))
+    before = sum(row["count_ever"] for row in _native._rows())
     with arena.tick():
-        late = arena.strdup_persist("x")  # after it
-    assert not rows("persist", line("after it"))
+        late = arena.strdup_persist("x")
+    assert sum(row["count_ever"] for row in _native._rows()) == before
     del mine, other, kept, late
 
 
@@ -466,8 +485,10 @@ def test_under_an_audit_stale_handles_work_and_are_recorded() -> None:
             True,
             b"ex",
         )
+        used = t.used
         buf += "fer"
         buf.extend(["x" * 200_000])
+        assert t.used == used  # it counts for nobody any more
         assert buf.tell() == 200_006
         assert "buffer" in str(buf)
         assert repr(text) == "<arena.Str 'text' of 4 bytes, " + repr(text).partition("bytes, ")[2]

@@ -28,9 +28,25 @@ static void let_go(void *data) {
     if (atomic_fetch_sub_explicit(&thread->holders, 1, memory_order_acq_rel) == 1) free(thread);
 }
 
+/* In the child of a fork the ticks of other threads are open for ever, or until their objects are
+ * collected: they do not count. Their blocks are freed as any. */
+static void forked(void) {
+    for (uint32_t tag = 1; tag <= captures.made; tag++) {
+        arena__capture *capture = arena__by_tag[tag];
+        if (!capture->counted || capture->thread == arena__self) continue;
+        capture->counted = false;
+        captures.open--;
+    }
+}
+
+/* Once, before the first begin. */
+void arena__captures_set_up(void) {
+    captures.has_key = pthread_key_create(&captures.key, let_go) == 0;
+    (void)pthread_atfork(NULL, NULL, forked);
+}
+
 static arena__thread *this_thread(void) {
     if (ARENA__LIKELY(arena__self != NULL)) return arena__self;
-    if (!captures.has_key) captures.has_key = pthread_key_create(&captures.key, let_go) == 0;
     arena__thread *thread = calloc(1, sizeof *thread);
     if (!thread) return NULL;
     thread->holders = 1;
@@ -73,6 +89,7 @@ void *arena__capture_begin(const void *tick) {
         return NULL;
     }
     arena__hooks_check();
+    arena__numpy_begin();
     capture->tick = tick;
     capture->thread = thread;
     capture->state = PyThreadState_Get();
@@ -80,7 +97,7 @@ void *arena__capture_begin(const void *tick) {
     capture->below = thread->current;
     thread->current = capture;
     captures.open++;
-    arena__numpy_begin();
+    capture->counted = true;
     return capture;
 }
 
@@ -99,7 +116,8 @@ size_t arena__capture_end(void *data) {
     let_go(thread);
     capture->below = captures.spare;
     captures.spare = capture;
-    captures.open--;
+    if (capture->counted) captures.open--;
+    capture->counted = false;
     arena__retention_end(captures.open == 0);
     return escaped;
 }

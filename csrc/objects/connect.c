@@ -46,6 +46,7 @@ static void not_told(uint32_t row, const char *text, size_t size) {
 static const arena_link_host NOBODY = {ARENA_LINK_VERSION, no_site, no_row, not_gone, not_resized,
                                        not_wanted, not_told};
 
+static bool hooked;
 static const void *connected;
 
 static const arena_link_objects TABLE = {ARENA_LINK_VERSION, arena__capture_begin,
@@ -56,12 +57,14 @@ const char *arena_objects_version(void) {
 }
 
 int arena_objects_connect(const void *host) {
-    static bool hooked;
     const arena_link_host *table = host ? host : &NOBODY;
     if (table->version != ARENA_LINK_VERSION) return -1;
     if (hooked && host == connected) return 0;
     if (arena__captures_open()) return -3;
-    if (!hooked && !arena__hooks_install()) return -2;
+    if (!hooked) {
+        if (!arena__hooks_install()) return -2;
+        arena__captures_set_up();
+    }
     arena__blocks_forget_rows();
     hooked = true;
     arena__host = *table;
@@ -74,7 +77,7 @@ const void *arena_objects_host(void) {
 }
 
 const void *arena_objects_table(void) {
-    return &TABLE;
+    return hooked ? &TABLE : NULL;
 }
 
 void arena_objects_stats_get(arena_objects_stats *out) {

@@ -170,12 +170,8 @@ static void *new_run(arena__capture *capture, uint32_t site, size_t size, bool z
     count_in(capture, size);
     char *block = arena__span_start(at);
     hand_out(block, size);
-    if (zero && !clean) {
-        if (count >= BLANK_RUN)
-            arena__spans_blank(at, count);
-        else
-            memset(block, 0, size);
-    }
+    if (zero && !clean && (count < BLANK_RUN || !arena__spans_blank(at, count)))
+        memset(block, 0, size);
     if (arena__checked()) {
         if (zero) arena__check_open(block, size);
         arena__check_shut(block + size, ((size_t)count << ARENA__SPAN_SHIFT) - size);
@@ -348,8 +344,8 @@ void *arena__block_move(void *block, const arena__place *place, arena__capture *
     }
     for (; rest > PART; to += PART, from += PART, rest -= PART) {
         memcpy(to, from, PART);
-        arena__spans_blank(place->at + (uint32_t)((size_t)(from - (char *)block) >> ARENA__SPAN_SHIFT),
-                           (uint32_t)(PART >> ARENA__SPAN_SHIFT));
+        uint32_t part = (uint32_t)((size_t)(from - (char *)block) >> ARENA__SPAN_SHIFT);
+        (void)arena__spans_blank(place->at + part, (uint32_t)(PART >> ARENA__SPAN_SHIFT));
     }
     memcpy(to, from, rest);
     size_t copied = (size_t)(from - (char *)block);
@@ -436,8 +432,8 @@ static unsigned blank_pages(uint32_t at, uint64_t *calls) {
         unsigned first = (unsigned)__builtin_ctz(idle);
         unsigned count = (unsigned)__builtin_ctz(~(idle >> first));
         idle &= ~(((1u << count) - 1) << first);
-        (void)madvise(arena__span_start(at) + first * heap.page, count * heap.page, MADV_DONTNEED);
-        given += count;
+        if (madvise(arena__span_start(at) + first * heap.page, count * heap.page, MADV_DONTNEED) == 0)
+            given += count;
         ++*calls;
     }
     arena__region.given_back += given * heap.page;

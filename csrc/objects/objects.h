@@ -91,7 +91,7 @@ bool arena__region_reserve(size_t maps, uint64_t **map);
 uint32_t arena__spans_take(uint32_t count, bool *clean);
 bool arena__spans_extend(uint32_t first, uint32_t count, uint32_t more, bool *clean);
 void arena__spans_put(uint32_t first, uint32_t count, bool dirty);
-void arena__spans_blank(uint32_t first, uint32_t count);
+bool arena__spans_blank(uint32_t first, uint32_t count);
 size_t arena__spans_trim(uint32_t keep);
 uint32_t arena__next_one(const uint64_t *map, uint32_t from, uint32_t end);
 uint32_t arena__next_zero(const uint64_t *map, uint32_t from, uint32_t end);
@@ -128,7 +128,8 @@ struct arena__capture {
     uint32_t low, high; /* its first word that is not 0, and one behind the last */
     uint32_t runs;  /* its first run */
     uint16_t tag;
-    size_t live; /* blocks */
+    bool counted; /* among those that are open */
+    size_t live;  /* blocks */
 };
 
 extern _Thread_local arena__thread *arena__self __attribute__((tls_model("initial-exec")));
@@ -139,6 +140,7 @@ void *arena__capture_begin(const void *tick);
 size_t arena__capture_end(void *capture);
 bool arena__capture_widen(arena__capture *capture, uint32_t word);
 size_t arena__captures_open(void);
+void arena__captures_set_up(void);
 uint32_t arena__site(const arena__capture *capture);
 
 /* The capture that this thread's blocks go to now, or NULL. */

@@ -18,7 +18,6 @@ arena__pool arena__region;
 enum { STEP = 64 }; /* spans that are made accessible at once, for pages of 4 KiB */
 
 static struct {
-    char *start; /* of the reservation */
     uint32_t step;
     uint32_t clean_from; /* no span below it is free */
     uint32_t dirty_from; /* no span below it is dirty */
@@ -52,13 +51,14 @@ bool arena__region_reserve(size_t maps, uint64_t **map) {
         int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         char *start = mmap(NULL, whole, PROT_NONE, flags, -1, 0);
         if (start == MAP_FAILED) continue;
+        /* Where the system uses huge pages unasked, it would fill the gaps that are given back. */
+        (void)madvise(start, whole, MADV_NOHUGEPAGE);
         char *base = (char *)(((uintptr_t)start + ARENA__SPAN - 1) & ~(ARENA__SPAN - 1));
         char *first_map = base + size + spans + notes;
         if (mprotect(first_map, all_maps, PROT_READ | PROT_WRITE) != 0) {
             (void)munmap(start, whole);
             continue;
         }
-        pool.start = start;
         pool.step = (uint32_t)(STEP * (page > 4096 ? page / 4096 : 1));
         arena__region.spans = (arena__span *)(void *)(base + size);
         arena__region.notes = (arena__note *)(void *)(base + size + spans);
@@ -177,10 +177,13 @@ bool arena__spans_extend(uint32_t first, uint32_t count, uint32_t more, bool *cl
     return true;
 }
 
-static void give_back(uint32_t first, uint32_t count) {
+/* Gives the memory of spans back, which then read as zeros. False when the system does not take it, as
+ * under mlockall(). */
+bool arena__spans_blank(uint32_t first, uint32_t count) {
     size_t size = (size_t)count << ARENA__SPAN_SHIFT;
-    (void)madvise(arena__span_start(first), size, MADV_DONTNEED);
+    if (madvise(arena__span_start(first), size, MADV_DONTNEED) != 0) return false;
     arena__region.given_back += size;
+    return true;
 }
 
 /* Spans are free from now on; `dirty` when they hold memory. */
@@ -195,11 +198,6 @@ void arena__spans_put(uint32_t first, uint32_t count, bool dirty) {
     if (!arena__captures_open()) arena__retention_idle(count);
 }
 
-/* Spans in use lose their contents and their memory. */
-void arena__spans_blank(uint32_t first, uint32_t count) {
-    give_back(first, count);
-}
-
 /* Gives the memory of free spans back, highest first, until `keep` hold some. Returns bytes. */
 size_t arena__spans_trim(uint32_t keep) {
     uint32_t left = arena__region.dirty_count, at = arena__region.committed, given = 0;
@@ -210,11 +208,13 @@ size_t arena__spans_trim(uint32_t keep) {
             continue;
         }
         uint32_t end = at + 1;
-        left--, given++;
-        while (at && left > keep && (arena__region.dirty[(at - 1) >> 6] >> ((at - 1) & 63) & 1))
-            at--, left--, given++;
+        while (at && left - (end - at) > keep &&
+               (arena__region.dirty[(at - 1) >> 6] >> ((at - 1) & 63) & 1))
+            at--;
+        if (!arena__spans_blank(at, end - at)) break;
         (void)mark(arena__region.dirty, at, end - at, false);
-        give_back(at, end - at);
+        left -= end - at;
+        given += end - at;
     }
     arena__region.dirty_count = left;
     arena__retention_seen(left);

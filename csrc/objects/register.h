@@ -31,7 +31,7 @@ int arena_objects_connect(const void *host);
 /* What was last connected: NULL at first. */
 const void *arena_objects_host(void);
 
-/* The table for the main module: struct arena_link_objects. */
+/* The table for the main module, struct arena_link_objects; NULL before the first connect. */
 const void *arena_objects_table(void);
 
 /* A function uint32_t (uintptr_t *key, uint32_t depth) that reads the running Python code: see
@@ -43,7 +43,7 @@ void arena_objects_stats_get(arena_objects_stats *out);
 /* Gives back all memory that holds no block, in whole pages. Returns bytes. */
 uint64_t arena_objects_trim(void);
 
-/* 1 when a call through `lib` keeps the GIL, 0 when not. */
+/* 1 when a call through `lib` keeps the GIL, which all of these need; 0 when not. */
 int arena_objects_gil_held(void);
 
 /* cdef end */
