@@ -69,8 +69,8 @@ class Escape:
     """Whether live bytes keep rising, turn after turn.
 
     The rule: take for each turn the least that was alive then or at any later time. Of eight equal
-    parts of the history, this must rise in each of the last six. Eight turns are the least it takes;
-    what is allocated once, a cache that is full, and one that is emptied now and then do not grow.
+    parts of the history, this must rise in each of the last six. It takes eight turns at the least.
+    What is allocated once, a cache that is full, and one that is emptied now and then do not grow.
     """
 
     @property

@@ -165,9 +165,8 @@ class Plugin:
             result = yield
             watch = self._watch
             if watch is not None and watch.passed and watch.has_fixtures:
-                getattr(
-                    item, "funcargs", {}
-                ).clear()  # pytest holds the fixtures' values until later
+                # Until after all hooks pytest holds what the fixtures gave.
+                getattr(item, "funcargs", {}).clear()
                 watch.judge(growth=False, escapes=True)
             return result
         finally:

@@ -276,7 +276,8 @@ def test_a_traceback_is_the_programs_own(tmp_path: Path) -> None:
             try:
                 return 1 / n
             except ZeroDivisionError as error:
-                raise ExceptionGroup("two", [KeyError(n)]) from error
+                saved = error
+            raise ExceptionGroup("two", [KeyError(n)]) from saved
 
         def main():
             work(0)

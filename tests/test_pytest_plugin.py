@@ -88,6 +88,7 @@ def test_is_not_watched():
             "arena: 2 new escapes alive after the test, 1 allowed",
         ]
     )
+    result.stdout.no_fnmatch_line("*_pytest/*")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
@@ -185,6 +186,14 @@ def test_asks_for_it_late(request):
 def test_adds_to_what_is_shared(state):
     state["more"] = "y"
 
+@pytest.fixture(scope="session")
+def another():
+    return arena.Store(made="late")
+
+@pytest.mark.arena
+def test_leaks_beside_what_is_shared(another):
+    leak(1)
+
 @pytest.mark.arena
 def test_has_a_fixture_that_leaves_something(left):
     pass
@@ -202,7 +211,8 @@ class TestClass:
         del self.more
 """,
     )
-    result.assert_outcomes(passed=5, failed=1, errors=1)
+    result.assert_outcomes(passed=5, failed=2, errors=1)
+    result.stdout.no_fnmatch_line("* in another*")
     result.stdout.fnmatch_lines(
         [
             "*ERROR at teardown of test_has_a_fixture_that_leaves_something*",
