@@ -39,6 +39,7 @@ typedef struct row {
     uint64_t first, last; /* numbers of ticks */
     uint64_t since;       /* nanoseconds of the clock, when it last became alive */
     uint64_t stride;      /* turns that a point covers */
+    uint64_t turn;        /* of the last event */
     arena_point points[POINTS];
     uint32_t site, used, name, filled;
     int kind;
@@ -234,26 +235,29 @@ static void add_point(row *r, uint64_t turn, uint64_t low) {
     r->points[r->filled++] = (arena_point){turn, low};
 }
 
-/* The history up to now, when `bytes` have been alive since the last event: a point for the rest of
- * the stretch in which that was, and one for the stretch that begins now. */
+/* The history up to now. What counts is how much was alive when a turn was over, for within a turn a
+ * table that grows is freed before the larger one that takes its place has escaped. So nothing is
+ * settled before the turn has changed: `bytes` have been alive since the turn of the last event. */
 static void roll(row *r) {
     uint64_t turn = turn_of(r);
     if (!r->filled) {
         r->stride = 1;
         add_point(r, turn, r->bytes);
+        r->turn = turn;
         return;
     }
-    uint64_t start = r->points[r->filled - 1].turn;
-    if (turn - start < r->stride) return;
-    if (turn - start >= 2 * r->stride && r->points[r->filled - 1].low != r->bytes)
-        add_point(r, start + r->stride, r->bytes);
-    add_point(r, turn, r->bytes);
+    if (turn == r->turn) return;
+    arena_point *point = &r->points[r->filled - 1];
+    uint64_t end = point->turn + r->stride; /* of the stretch that the last event was in */
+    bool fresh = r->turn == point->turn;    /* and it began with it: nothing was settled in it */
+    if (fresh || r->bytes < point->low) point->low = r->bytes;
+    if (turn - point->turn >= 2 * r->stride && point->low != r->bytes) add_point(r, end, r->bytes);
+    if (turn >= r->points[r->filled - 1].turn + r->stride) add_point(r, turn, r->bytes);
+    r->turn = turn;
 }
 
 /* Under the lock, once the numbers of a row have changed. */
 static void note(row *r, const arena_tick *tick) {
-    arena_point *point = &r->points[r->filled - 1];
-    if (r->bytes < point->low) point->low = r->bytes;
     r->last = tick ? tick->number : arena__ticks_begun();
     if (!r->first) r->first = r->last;
 }
@@ -288,7 +292,10 @@ static uint32_t add(int kind, uint32_t at, const arena_tick *tick, size_t size) 
     row *r = row_of(kind, at, name_of(tick));
     if (!r) return 0;
     roll(r);
-    if (!r->count++) r->since = now();
+    if (!r->count++) {
+        r->since = now();
+        ARENA__STORE(r->shown, false); /* the example is of something that is alive */
+    }
     r->bytes += size;
     r->count_ever++;
     r->bytes_ever += size;

@@ -115,7 +115,7 @@ static void check_rising(const arena_escape *row, void *arg) {
         CHECK(row->history[i].turn >= row->history[i - 1].turn);
         CHECK(row->history[i].low >= row->history[i - 1].low);
     }
-    CHECK(row->history[0].low == 0 && row->history[row->points - 1].low == 200 * 8);
+    CHECK(row->history[0].low == 8 && row->history[row->points - 1].low == 200 * 8);
 }
 
 static void test_a_history_rises_with_what_it_counts(void) {
@@ -130,26 +130,55 @@ static void test_a_history_rises_with_what_it_counts(void) {
     for (unsigned turn = 0; turn < 200; turn++) arena_free_persist(kept[turn]);
 }
 
-/* A step is a step, also when nothing happens for a long time before and after. */
-static void check_step(const arena_escape *row, void *arg) {
+/* What is alive between two events counts for the whole time between them. */
+static void check_plateau(const arena_escape *row, void *arg) {
     const int *line = arg;
+    bool found = false;
     if (!row->site_depth || row->site[0].line != *line) return;
-    CHECK(row->points >= 4);
-    CHECK(row->history[1].turn == row->history[0].turn + 1 && row->history[1].low == 8);
-    CHECK(row->history[row->points - 1].low == 16);
+    for (size_t i = 0; i < row->points; i++) {
+        CHECK(i == 0 || row->history[i].turn >= row->history[i - 1].turn);
+        found |= row->history[i].turn > 72 && row->history[i].turn < 80 && row->history[i].low == 16;
+    }
+    CHECK(found && row->history[row->points - 1].low == 24);
 }
 
 static void test_a_history_knows_how_long_nothing_happened(void) {
-    char *kept[2];
+    char *kept[3];
+    size_t count = 0;
     int line = 0;
-    for (unsigned turn = 0; turn < 60; turn++) {
-        arena_tick *tick = arena_begin("step");
-        if (turn % 50 == 2) kept[turn / 50] = arena_alloc_persist(8), line = __LINE__;
+    for (unsigned turn = 1; turn <= 210; turn++) {
+        arena_tick *tick = arena_begin("plateau");
+        bool comes = turn <= 70 ? turn % 2 : turn == 71 || turn == 72 || turn == 200;
+        if (turn <= 70 && !comes) arena_free_persist(kept[--count]);
+        if (comes) kept[count++] = arena_alloc_persist(8), line = __LINE__;
         CHECK(arena_end(tick) == ARENA_OK);
     }
-    CHECK(arena_escapes(check_step, &line) > 0);
-    arena_free_persist(kept[0]);
-    arena_free_persist(kept[1]);
+    CHECK(arena_escapes(check_plateau, &line) > 0);
+    while (count) arena_free_persist(kept[--count]);
+}
+
+/* A table that grows: what it had is freed before what takes its place has escaped. At the end of each
+ * turn one of them is alive, so the history has no gap. */
+static void check_no_gap(const arena_escape *row, void *arg) {
+    const int *line = arg;
+    if (!row->site_depth || row->site[0].line != *line) return;
+    for (size_t i = 1; i < row->points; i++) CHECK(row->history[i].low >= row->history[i - 1].low);
+    CHECK(row->history[0].low == 8 && row->history[row->points - 1].low == 8 * 40);
+}
+
+static void test_a_table_that_grows_has_no_gap_in_its_history(void) {
+    char *table = NULL;
+    int line = 0;
+    for (unsigned turn = 1; turn <= 400; turn++) {
+        arena_tick *tick = arena_begin("table");
+        if (turn % 10 == 1) {
+            arena_free_persist(table);
+            table = arena_alloc_persist(8 * (turn / 10 + 1)), line = __LINE__;
+        }
+        CHECK(arena_end(tick) == ARENA_OK);
+    }
+    CHECK(arena_escapes(check_no_gap, &line) > 0);
+    arena_free_persist(table);
 }
 
 static void test_a_row_is_as_old_as_what_lives_without_a_break(void) {
@@ -370,6 +399,7 @@ int main(void) {
     RUN(test_the_history_is_of_low_water_marks);
     RUN(test_a_history_rises_with_what_it_counts);
     RUN(test_a_history_knows_how_long_nothing_happened);
+    RUN(test_a_table_that_grows_has_no_gap_in_its_history);
     RUN(test_a_row_is_as_old_as_what_lives_without_a_break);
     RUN(test_a_call_that_says_no_place_has_none);
     RUN(test_sites_with_one_hash_are_two);
