@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import arena
-from arena import _native
+from arena import _decorate, _native
 from arena._native import lib
 
 pytestmark = pytest.mark.as_ever  # each test says itself what is recorded
@@ -126,6 +126,28 @@ def test_own_files_are_no_sites_but_who_called_them_is() -> None:
     assert row["count"] == 1
     with pytest.raises(arena.StaleError, match=rf"began at {HERE}:{line('the loop')} in"):
         str(text)
+
+
+@pytest.mark.parametrize("depth", range(1, 12))
+def test_a_stack_may_be_shorter_than_the_depth_and_end_in_own_frames(depth: int) -> None:
+    """In a thread of its own the stack is short; `ticks` is arena's own and in the middle of it."""
+    kept: list[arena.Str] = []
+
+    def turn() -> None:
+        kept.append(arena.strdup_persist("x"))  # a short stack
+
+    def run() -> None:
+        _decorate.decorate(turn, "short", {"trace": depth})()
+
+    before = sum(row["count"] for row in rows("persist", line("a short stack")))
+    worker = threading.Thread(target=run)
+    worker.start()
+    worker.join()
+    found = rows("persist", line("a short stack"))
+    assert sum(row["count"] for row in found) == before + 1
+    assert all("arena/_decorate" not in frame[0] for row in found for frame in row["site"])
+    assert max(len(row["site"]) for row in found) <= 11
+    kept.clear()
 
 
 def test_sites_in_a_task_a_thread_a_generator_and_a_comprehension() -> None:
@@ -346,7 +368,7 @@ def test_code_that_is_made_for_ever_ends_in_rows_without_a_site() -> None:
     code = textwrap.dedent(
         """
         import arena
-        from arena import _native
+        from arena import _decorate, _native
         arena.trace()
         kept = []
         for n in range(17_000):

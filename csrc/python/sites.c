@@ -114,8 +114,7 @@ static uint32_t walk(uintptr_t *key, uint32_t depth) {
 #define KNOWN 512
 #define HAS_OWN UINT32_MAX
 static struct known {
-    uint32_t words, number;
-    uintptr_t depth;
+    uint32_t words, number, depth, beyond;
     uintptr_t key[WORDS];
 } *known;
 
@@ -136,14 +135,15 @@ static uint32_t trim_own(uintptr_t *key, uint32_t frames, bool *kept) {
 }
 
 static ARENA__NOINLINE uint32_t find_site(const uintptr_t *key, uint32_t frames, uint32_t depth,
-                                          struct known *place) {
+                                          uint32_t beyond, struct known *place) {
+    bool more = !beyond && frames == depth; /* the stack may go on */
     uintptr_t trimmed[WORDS];
     bool kept;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     memcpy(trimmed, key, 2 * frames * sizeof *key);
     uint32_t found = trim_own(trimmed, frames, &kept), number = 0;
-    if (found < frames && frames <= depth) {
+    if (more && found < frames) {
         number = HAS_OWN;
     } else if (found) {
         if (found > depth) found = depth;
@@ -156,6 +156,7 @@ static ARENA__NOINLINE uint32_t find_site(const uintptr_t *key, uint32_t frames,
     if (number && kept) {
         place->words = 2 * frames;
         place->depth = depth;
+        place->beyond = beyond;
         place->number = number;
         memcpy(place->key, key, 2 * frames * sizeof *key);
     }
@@ -169,10 +170,10 @@ static uint32_t look(uint32_t depth, uint32_t beyond) {
     for (uint32_t i = 0; i < 2 * frames; i += 2) /* an address has 48 bits */
         hash = (hash ^ key[i] ^ key[i + 1] << 48) * 0x9E3779B97F4A7C15u;
     struct known *place = &known[(hash >> 32) % KNOWN];
-    if (ARENA__LIKELY(place->words == 2 * frames && place->depth == depth &&
+    if (ARENA__LIKELY(place->words == 2 * frames && place->depth == depth && place->beyond == beyond &&
                       !memcmp(place->key, key, 2 * frames * sizeof *key)))
         return place->number;
-    return find_site(key, frames, depth, place);
+    return find_site(key, frames, depth, beyond, place);
 }
 
 /* The stack of the running code, `depth` frames of it; 0 when it is not known. Runs no Python code, and
@@ -180,8 +181,7 @@ static uint32_t look(uint32_t depth, uint32_t beyond) {
 uint32_t arena_py_site(int depth) {
     if (depth <= 0 || !known) return 0;
     uint32_t number = look((uint32_t)depth, 0);
-    if (ARENA__UNLIKELY(number == HAS_OWN)) number = look((uint32_t)depth, BEYOND);
-    return number == HAS_OWN ? 0 : number;
+    return ARENA__LIKELY(number != HAS_OWN) ? number : look((uint32_t)depth, BEYOND);
 }
 
 /* For calls of the core that come from Python. */
