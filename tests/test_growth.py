@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -244,6 +246,22 @@ def test_python_objects_that_pile_up_are_found_and_those_that_go_are_not(kept: l
         garbage.append(garbage)
 
     assert_no_growth(goes)
+
+
+def test_a_script_that_calls_it_from_its_top_level_gets_the_lines(tmp_path: Path) -> None:
+    """All frames of the process are fewer than are recorded, and one of them is arena's own."""
+    script = tmp_path / "short.py"
+    script.write_text(
+        "import arena\n"
+        "kept = []\n"
+        "def turn():\n"
+        "    kept.append(arena.strdup('x').persist())\n"
+        "try: arena.assert_no_growth(turn)\n"
+        "except arena.GrowthError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert f"{script}:4 in turn" in done.stdout
+    assert f"from {script}:5 in <module>" in done.stdout
 
 
 def test_without_the_objects_module_it_warns_and_watches_the_rest(

@@ -273,14 +273,14 @@ def test_the_exit_status_is_the_programs_own(
 def test_a_traceback_is_the_programs_own(tmp_path: Path) -> None:
     source = """
         def work(n):
-            try:
-                return 1 / n
-            except ZeroDivisionError as error:
-                saved = error
-            raise ExceptionGroup("two", [KeyError(n)]) from saved
+            return 1 / n
 
         def main():
-            work(0)
+            try:
+                work(0)
+            except ZeroDivisionError as error:
+                saved = error
+            raise ExceptionGroup("two", [KeyError(0)]) from saved
 
         main()
         """
