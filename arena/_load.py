@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable
@@ -50,9 +49,15 @@ def _connect() -> None:
     find_walker()
 
 
-@functools.cache
+_walker_sought = False
+
+
 def find_walker() -> None:
     """Let the module that knows this CPython's frames read them, if it was built."""
+    global _walker_sought
+    if _walker_sought:
+        return
+    _walker_sought = True
     try:
         from arena._objects import ffi, lib
     except ModuleNotFoundError:

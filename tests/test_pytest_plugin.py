@@ -457,6 +457,7 @@ async def test_clean():
     result.assert_outcomes(passed=1, failed=1)
 
 
+@pytest.mark.as_ever
 def test_recording_is_as_it_was_after_the_test(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
