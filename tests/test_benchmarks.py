@@ -111,6 +111,14 @@ def test_a_steady_run_says_so_when_system_calls_cannot_be_counted(tmp_path: Path
     assert "ptrace: Operation not permitted" in done.stdout
 
 
+def test_objects_in_ticks_are_measured_beside_plain_and_tuned_allocators(tmp_path: Path) -> None:
+    rows = figures(tmp_path / "rows.json", "objects", "--quick", "--ticks", "8")
+    seen = {(row["case"], row["contender"]): row["value"] for row in rows}
+    for contender in ("plain", "malloc_trim every 10 s", "MALLOC_ARENA_MAX=2", "objects=True"):
+        assert 0 < seen["wall", contender] < 60
+        assert 10 < seen["rest", contender] <= seen["peak", contender] < 1000
+
+
 def test_without_a_name_the_benchmarks_are_listed_with_a_sentence_each() -> None:
     done = benchmarks()
     assert done.returncode == 0

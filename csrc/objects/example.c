@@ -130,12 +130,19 @@ static const PyTypeObject *type_at(const char *block) {
  * block has more than ARENA__SMALL bytes. */
 size_t arena__example(const char *block, size_t size, char *into, size_t room) {
     enum { COLLECTED = 16 }; /* what the collector keeps in front of an object: two words */
+    /* A copy of what is looked at, for a block may have bytes that nobody wrote yet, and checkers are
+     * told that we know. */
+    char start[ARENA__SMALL];
+    _Static_assert(COLLECTED + sizeof(PyCompactUnicodeObject) + SHOWN * 4 <= sizeof start,
+                   "a header and the characters that are shown");
+    memcpy(start, block, sizeof start);
+    arena__check_open(start, sizeof start);
     text to = {into, room};
-    const PyTypeObject *type = type_at(block);
-    bool known = (type == &PyUnicode_Type && put_str(&to, block, size)) ||
-                 (type == &PyBytes_Type && put_bytes(&to, block, size)) ||
-                 (type_at(block + COLLECTED) == &PyTuple_Type &&
-                  put_tuple(&to, block + COLLECTED, size - COLLECTED));
+    const PyTypeObject *type = type_at(start);
+    bool known = (type == &PyUnicode_Type && put_str(&to, start, size)) ||
+                 (type == &PyBytes_Type && put_bytes(&to, start, size)) ||
+                 (type_at(start + COLLECTED) == &PyTuple_Type &&
+                  put_tuple(&to, start + COLLECTED, size - COLLECTED));
     if (!known && type == &PyLong_Type) {
         put_text(&to, "int");
         known = true;
