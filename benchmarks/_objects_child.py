@@ -22,7 +22,6 @@ from collections.abc import Callable
 from typing import Any
 
 import arena
-from arena.objects import connect
 
 THREADS = 4
 DOCUMENTS = 24
@@ -62,21 +61,9 @@ def documents() -> list[str]:
     ]
 
 
-def captured() -> Scope:
-    """Return what opens a tick whose objects are captured."""
-    table = ctypes.cast(connect(0), ctypes.POINTER(ctypes.c_void_p))
-    begin = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(table[1])
-    end = ctypes.PYFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p)(table[2])
-
-    @contextlib.contextmanager
-    def scope() -> Any:
-        capture = begin(None)
-        try:
-            yield
-        finally:
-            end(capture)
-
-    return scope
+def captured() -> arena.Tick:
+    """Return a tick whose objects are captured."""
+    return arena.tick(objects=True)
 
 
 def trim_now_and_then() -> None:
@@ -109,7 +96,7 @@ def main() -> None:
     variant, turns = sys.argv[1], int(sys.argv[2])
     texts = documents()
     state: list[Any] = [None] * KEPT
-    scope: Scope = captured() if variant == "objects" else arena.tick
+    scope: Scope = captured if variant == "objects" else arena.tick
     if variant == "trim":
         trim_now_and_then()
     print("ready", flush=True)
