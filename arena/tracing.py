@@ -16,15 +16,13 @@ DEPTH = 32
 BUDGET = "256 MiB"
 
 
-class Trace:
-    """What ``trace()`` has set. As a context manager, its end sets what was before."""
+class _Setting:
+    """What a switch has set. As a context manager, its end sets what was before."""
 
-    __slots__ = ("_before", "depth")
+    __slots__ = ()
 
-    def __init__(self, depth: int, before: int) -> None:
-        self.depth = depth
-        """Frames of each site that are recorded; 0: none."""
-        self._before = before
+    def _restore(self) -> None:
+        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self
@@ -35,6 +33,20 @@ class Trace:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._restore()
+
+
+class Trace(_Setting):
+    """What ``trace()`` has set. As a context manager, its end sets what was before."""
+
+    __slots__ = ("_before", "depth")
+
+    def __init__(self, depth: int, before: int) -> None:
+        self.depth = depth
+        """Frames of each site that are recorded; 0: none."""
+        self._before = before
+
+    def _restore(self) -> None:
         lib.arena_trace(self._before)
 
     def __repr__(self) -> str:
@@ -72,7 +84,7 @@ def trace(depth: int = 1) -> Trace:
     return Trace(depth, before)
 
 
-class Audit:
+class Audit(_Setting):
     """What ``audit()`` has set. As a context manager, its end sets what was before."""
 
     __slots__ = ("_before", "_traced", "budget")
@@ -83,15 +95,7 @@ class Audit:
         self._before = before
         self._traced = traced
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _restore(self) -> None:
         _native._audit(self._before)
         lib.arena_trace(self._traced)
 
