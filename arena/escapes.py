@@ -71,6 +71,10 @@ class Escape:
     The rule: take for each turn the least that was alive then or at any later time. Of eight equal
     parts of the history, this must rise in each of the last six. It takes eight turns at the least.
     What is allocated once, a cache that is full, and one that is emptied now and then do not grow.
+
+    Or it rises as the table of a dict, set or list does that each turn puts something in: ever more
+    rarely, by a factor each time, without a fall, and not too long ago to be still in use. A
+    bounded cache that is still filling looks the same.
     """
 
     @property
@@ -234,19 +238,30 @@ def _change(base: Escape, row: Escape) -> Escape | None:
     )
 
 
-def as_it_ran(after: EscapeMap) -> EscapeMap:
+def as_it_ran(after: EscapeMap, uncollected: EscapeMap) -> EscapeMap:
     """Let rows grow that did so up to the last stretch of their history, whatever came then.
 
     For a map that is made when a test or a program is over: its end frees what its functions held.
+    ``uncollected`` is the map before the last ``gc.collect()``, ``after`` the one after it: what
+    that freed was garbage, not held by anybody. (So is then what a function held in cycles up to
+    its end, which nobody can tell from it.)
     """
-    return dataclasses.replace(after, rows=tuple(map(_before_the_end, after)))
+    held = {row._key: row.bytes for row in uncollected}
+    return dataclasses.replace(
+        after, rows=tuple(_before_the_end(row, held.get(row._key, 0)) for row in after)
+    )
 
 
-def _before_the_end(row: Escape) -> Escape:
+def _before_the_end(row: Escape, held: int) -> Escape:
     ran = row.history[:-2]
-    if row.growing or not ran or not keeps_rising([*ran, ran[-1]]):
+    if row.growing or not ran:
         return row
-    return dataclasses.replace(row, growing=True, slope=slope(ran))
+    freed, garbage = ran[-1][1] - row.history[-1][1], held - row.bytes
+    if garbage > 0 and 2 * garbage >= freed:
+        return row
+    # It went on being as large until it was freed: a cache that was full long before did not grow.
+    ran = (*ran, (row.history[-2][0], ran[-1][1]))
+    return dataclasses.replace(row, growing=True, slope=slope(ran)) if keeps_rising(ran) else row
 
 
 def _written(text: str, path: Path | None) -> str:

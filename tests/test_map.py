@@ -492,6 +492,67 @@ def test_growth_in_a_function_that_has_returned_counts(tmp_path: Path) -> None:
     assert "before it was freed" in result.stderr
 
 
+TABLES = """
+    import collections, functools, gc, sys
+
+    kind, turns = sys.argv[1], int(sys.argv[2])
+    seen, table, handles, window = [], {}, set(), collections.deque(maxlen=100)
+
+    class Thing:
+        def __init__(self, n):
+            self.a, self.b = [n], {"n": n}
+
+    @functools.lru_cache(None)
+    def cached(n):
+        return (n,)
+
+    @functools.lru_cache(maxsize=128)
+    def bounded(n):
+        return (n,)
+
+    def cycle(n):
+        one = [b"x" * 2000 + b"%d" % n]
+        one.append(one)
+
+    keep = [[n] for n in range(100_000 if kind == "cycle" else 0)]  # full collections are rare
+
+    def turn(n):
+        if kind == "list": seen.append(Thing(n))
+        if kind == "dict": table[n] = Thing(n)
+        if kind == "set": handles.add(str(n))
+        if kind == "lru_cache": cached(n)
+        if kind == "bounded": bounded(n)
+        if kind == "deque": window.append(Thing(n))
+        if kind == "cycle": cycle(n)
+
+    for n in range(turns):
+        turn(n)
+    """
+
+
+@pytest.mark.skipif(bool(WITHOUT), reason="needs the module for Python objects")
+@pytest.mark.parametrize("turns", [2_000, 20_000])
+@pytest.mark.parametrize(
+    ("kind", "grows"),
+    [
+        ("dict", True),
+        ("set", True),
+        ("list", True),
+        ("lru_cache", True),
+        ("bounded", False),
+        ("deque", False),
+        ("cycle", False),
+    ],
+)
+def test_a_container_of_small_things_grows_unless_it_is_bounded_or_garbage(
+    kind: str, grows: bool, turns: int, tmp_path: Path
+) -> None:
+    write(tmp_path, "one.py", TABLES)
+    result = run(tmp_path, "--tick", "one.py:turn", "--fail-on-growth", "one.py", kind, turns)
+    assert result.returncode == grows, result.stderr
+    assert ("GROWS" in result.stderr, "GREW" in result.stderr) == (grows, False)
+
+
 # ---- Which functions are ticks ----------------------------------------------------------------
 
 FUNCTIONS = """

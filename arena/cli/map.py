@@ -89,8 +89,9 @@ def _finish(options: Options, program: Program, wanted: Sequence[Wanted], report
         return program.status
     with contextlib.suppress(Exception):  # such as a full disk: Python tells of it at its exit
         sys.stdout.flush()
+    uncollected = _now()
     gc.collect()
-    last = as_it_ran(_now())
+    last = as_it_ran(_now(), uncollected)
     # Only now: until here the exception has kept what the program had when it ended.
     program.error = None
     report.tell(last)
@@ -191,6 +192,9 @@ class _Report:
     def _tell_asked(self) -> None:
         if self._busy.acquire(blocking=False):
             try:
+                # Here too finalizers run in this thread, as they may in any. It waits for no lock
+                # that the program holds where the signal came.
+                gc.collect()
                 self._tell(_now())
             finally:
                 self._busy.release()
