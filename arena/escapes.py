@@ -93,17 +93,19 @@ class Escape:
 
 
 def _rank(row: Escape) -> tuple[Any, ...]:
-    """What grows comes first, the fastest before the others; then what is large; then the freed."""
+    """What grows comes first, the fastest before the others; what grew and was freed; then what is
+    large; then the freed."""
     steepest = -row.slope if row.growing else 0.0
     order = (row.kind, [dataclasses.astuple(frame) for frame in row.site], row.tick or "")
-    return row.freed, not row.growing, steepest, -row.bytes, -row.count, order
+    return not row.growing, row.freed, steepest, -row.bytes, -row.count, order
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class EscapeMap(Sequence[Escape]):
     """The map: a sequence of rows, what grows first, then what holds most; freed rows last.
 
-    It is a copy of what was known when it was made, and never changes. ``str(map)`` is plain text.
+    It is a copy of what was known when it was made, and never changes. ``str(map)`` is plain text:
+    what grows, the 20 places that hold most, and a line for each kind of the rest.
     """
 
     rows: tuple[Escape, ...]
@@ -146,11 +148,16 @@ class EscapeMap(Sequence[Escape]):
 
         return text(self)
 
-    def print(self, file: IO[str] | None = None, *, freed: bool = False) -> None:
+    def print(
+        self, file: IO[str] | None = None, *, freed: bool = False, rows: int | None = 20
+    ) -> None:
         """Print the map as a table, coloured on a terminal, to ``file`` (default: sys.stdout).
 
-        Freed rows are left out, and counted in one line, unless ``freed`` is true. Needs rich:
-        raises ImportError, naming the extra, where it is missing. Raises OSError of the file.
+        What grows and what was used when stale is all there; of the rest, the ``rows`` that hold
+        most, and no place within an import. Those that are left out are summed up in a line, and
+        so are freed rows, unless ``freed`` is true. With ``rows=None`` nothing else is left out.
+        Needs rich: raises ImportError, naming the extra, where it is missing. Raises OSError of the
+        file.
         """
         try:
             from arena._map_table import show
@@ -161,7 +168,7 @@ class EscapeMap(Sequence[Escape]):
                 "EscapeMap.print() needs rich: pip install 'tick-arena[cli]' (str(map) does not)",
                 name="rich",
             ) from None
-        show(self, file, freed=freed)
+        show(self, file, freed=freed, rows=rows)
 
     def to_json(self, path: Path | None = None) -> str:
         """Return all rows as JSON (ASCII), with every field; write it to ``path`` too if given.

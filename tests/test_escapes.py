@@ -7,6 +7,7 @@ import gc
 import io
 import json
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -380,7 +381,7 @@ def test_the_text_says_what_where_how_much_and_whether_it_grows(taken) -> None:
         "    def recorded(lows",
         "tick 'mind', 30 ever, alive for 2 s, GROWS",
         "such as <arena.Str 'x'>",
-        "pin          1      5 B    +0 B  place unknown (turn on arena.trace())",
+        "pin          1      5 B          place unknown (turn on arena.trace())",
         "ticks without a name, 30 ever",
         "/srv/app/mind.py:12 in remember",
         "  from /srv/app/loop.py:99 in turn",
@@ -397,6 +398,72 @@ def test_freed_rows_are_printed_when_asked_for(taken) -> None:
     assert "stray" not in printed(shown)
     assert "stray" in printed(shown, freed=True)
     assert "not shown" not in printed(shown, freed=True)
+
+
+def test_what_grew_before_it_was_freed_comes_right_after_what_grows(taken) -> None:
+    rows = taken(raw(tick="large", bytes=10**6), raw(tick="grows", history=LEAK)).rows
+    grew = escape(tick="grew", count=0, bytes=0, history=LEAK, growing=True, slope=10**6)
+    shown = arena.EscapeMap((*rows, grew))
+    assert [row.tick for row in shown] == ["grows", "grew", "large"]
+
+
+def test_the_20_largest_places_are_printed_and_the_rest_is_summed_up(taken) -> None:
+    flat = [(1, 10), (20, 10)]
+    importing = (
+        ("/srv/lib/big.py", "<module>", 3),
+        ("<frozen importlib._bootstrap>", "_load", 9),
+        ("<frozen importlib._bootstrap>", "_find_and_load", 7),
+        ("/srv/app/loop.py", "turn", 8),
+    )
+    shown = taken(
+        raw(tick="grows", history=LEAK, bytes=1),
+        raw(tick="used", kind="stale", uses=1, count=0, bytes=0),
+        *(raw(tick=f"n{n:02}", bytes=1024 * (100 - n), history=flat, last=n) for n in range(50)),
+        raw(tick="import", site=importing, bytes=10**7, last=4),
+        raw(tick="import too", site=importing[1:], bytes=10**6, last=5),
+        raw(tick="gone", count=0, bytes=0),
+    )
+    for text in (str(shown), printed(shown)):
+        for tick in ("grows", "used", *(f"n{n:02}" for n in range(20))):
+            assert repr(tick) in text
+        for tick in ("'n20'", "'import'", "'gone'"):
+            assert tick not in text
+        lines = text.rstrip().split("\n")
+        assert lines[-4:] == [
+            "+ 30 more places, 1.9 MiB, last changed in tick 49",
+            "+ 2 places, 10.5 MiB, last changed in tick 5 within imports, "
+            "most at /srv/lib/big.py:3 in <module>",
+            "(1 freed row not shown)",
+            lines[0],
+        ]
+    whole = printed(shown, rows=None)
+    assert "'n49'" in whole
+    assert "more places" not in whole
+    assert "frozen" not in whole
+    assert whole.count("from an import") == 1
+    assert whole.count("  an import") == 1
+    assert "+ 49 more places" in printed(shown, rows=1)
+    assert len(json.loads(shown.to_json())["rows"]) == 55
+    assert "n49" in shown.to_html()
+
+
+def test_the_headline_stands_once_where_the_map_is_short(taken) -> None:
+    shown = taken(raw())
+    assert str(shown).count("escapes alive") == 1
+    assert printed(shown).count("escapes alive") == 1
+
+
+def test_a_slope_is_shown_only_of_what_grows(taken) -> None:
+    leap = [(1, 0), (2, 2000), (20, 2000)]
+    assert taken(raw(history=leap))[0].slope > 0
+    for shown in (str, printed, arena.EscapeMap.to_html):
+        assert re.search(r"\+[0-9.]+ B", shown(taken(raw(history=leap)))) is None
+        assert "+100 B" in shown(taken(raw(history=LEAK)))
+
+
+def test_the_headline_says_what_of_objects_is_not_seen(taken) -> None:
+    assert "512" not in str(taken(raw()))
+    assert "over 512 bytes" in str(taken(raw(kind="object"))).split("\n")[0]
 
 
 def test_an_empty_map_says_so(taken) -> None:

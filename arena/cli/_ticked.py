@@ -12,7 +12,9 @@ from importlib.abc import MetaPathFinder
 from types import CodeType, ModuleType
 from typing import Any
 
-__all__ = ["Ticked", "Wanted"]
+__all__ = ["PROG", "Ticked", "Wanted"]
+
+PROG = "python -m arena map"
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -104,6 +106,8 @@ class Ticked(MetaPathFinder):
         _Decorator(wanted, self._options).visit(tree)
         for one in wanted:
             one.files += 1
+            if one.problem:  # told at the end too, but a server may run for days until then
+                print(f"{PROG}: warning: {one.problem}", file=sys.stderr)
         return compile(tree, path, "exec", dont_inherit=True)
 
     def find_spec(

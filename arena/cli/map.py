@@ -22,12 +22,10 @@ from arena._map_text import plural
 from arena.cli import UsageError
 from arena.cli._files import output
 from arena.cli._program import Program
-from arena.cli._ticked import Ticked, Wanted
+from arena.cli._ticked import PROG, Ticked, Wanted
 from arena.escapes import EscapeMap, Frame, as_it_ran
 
 __all__ = ["Options", "run"]
-
-_PROG = "python -m arena map"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +95,10 @@ def _finish(options: Options, program: Program, wanted: Sequence[Wanted], report
     report.tell(last)
     problems = [one.problem for one in wanted if one.problem]
     for problem in problems:
-        report.say(f"{_PROG}: error: {problem}")
+        report.say(f"{PROG}: error: {problem}")
     if not problems and report.ticks == 0:
         report.say(
-            f"{_PROG}: no tick was begun: name the function that is one turn of the loop with "
+            f"{PROG}: no tick was begun: name the function that is one turn of the loop with "
             "--tick FILE:FUNCTION, or wrap the loop's body in `with arena.tick():`"
         )
     if program.status == 0 and (problems or report.failed):
@@ -206,9 +204,7 @@ class _Report:
 
     def _tell(self, last: EscapeMap) -> None:
         seconds = time.monotonic() - self._began
-        self.say(
-            f"{_PROG}: {plural(self.ticks, 'tick')} in {seconds:,.1f} s of process {self._pid}"
-        )
+        self.say(f"{PROG}: {plural(self.ticks, 'tick')} in {seconds:,.1f} s of process {self._pid}")
         if self._stream is not None:
             with contextlib.suppress(OSError):
                 last.print(self._stream)
@@ -217,7 +213,7 @@ class _Report:
             self._files.write(last)
         except (OSError, UsageError) as error:
             self.failed = True
-            self.say(f"{_PROG}: error: {error}")
+            self.say(f"{PROG}: error: {error}")
 
     def say(self, line: str) -> None:
         """Print a line."""
