@@ -266,9 +266,10 @@ def _before_the_end(row: Escape, held: int) -> Escape:
     freed, garbage = ran[-1][1] - row.history[-1][1], held - row.bytes
     if garbage > 0 and 2 * garbage >= freed:
         return row
-    # It went on being as large until it was freed: a cache that was full long before did not grow.
-    ran = (*ran, (row.history[-2][0], ran[-1][1]))
-    return dataclasses.replace(row, growing=True, slope=slope(ran)) if keeps_rising(ran) else row
+    # It stayed as large until it was freed: a cache that was full long before did not grow.
+    if not keeps_rising([*ran, (row.history[-2][0], ran[-1][1])]):
+        return row
+    return dataclasses.replace(row, growing=True, slope=slope(ran))
 
 
 def _written(text: str, path: Path | None) -> str:
