@@ -207,20 +207,26 @@ def chosen(
             small.append(row)
     lines = []
     if small:
-        lines.append(f"+ {_summed_up(small, 'more place')}")
+        lines.append(f"+ {_summed_up(small, ' more')}")
     if imports:
-        largest = place(next((f for f in imports[0].site if not _imports(f)), imports[0].site[0]))
-        lines.append(f"+ {_summed_up(imports, 'place')} within imports, most at {largest}")
+        lines.append(f"+ {_summed_up(imports, '', ' within imports')}{_most(imports[0])}")
     if hidden:
         what = "unchanged row" if shown.changes else "freed row"
         lines.append(f"({plural(hidden, what)} not shown)")
     return visible, lines
 
 
-def _summed_up(rows: list[Escape], what: str) -> str:
+def _summed_up(rows: list[Escape], more: str, where: str = "") -> str:
     last = max(row.last for row in rows)
     total = size(sum(row.bytes for row in rows))
-    return f"{plural(len(rows), what)}, {total}, last changed in tick {last:,}"
+    places = f"{len(rows):,}{more} place{'s' * (len(rows) != 1)}{where}"
+    return f"{places}, {total}, last changed in tick {last:,}"
+
+
+def _most(row: Escape) -> str:
+    """Which import the row is of, where that is known."""
+    frame = next((frame for frame in row.site if not _imports(frame)), None)
+    return f", most at {place(frame)}" if frame else ""
 
 
 def is_long(lines: int) -> bool:

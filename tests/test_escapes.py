@@ -431,7 +431,7 @@ def test_the_20_largest_places_are_printed_and_the_rest_is_summed_up(taken) -> N
         lines = text.rstrip().split("\n")
         assert lines[-4:] == [
             "+ 30 more places, 1.9 MiB, last changed in tick 49",
-            "+ 2 places, 10.5 MiB, last changed in tick 5 within imports, "
+            "+ 2 places within imports, 10.5 MiB, last changed in tick 5, "
             "most at /srv/lib/big.py:3 in <module>",
             "(1 freed row not shown)",
             lines[0],

@@ -375,6 +375,32 @@ def test_sigusr1_prints_the_map_and_the_program_goes_on(tmp_path: Path) -> None:
     assert "ticks in" in errors
 
 
+def test_garbage_in_cycles_is_collected_before_the_map_at_sigusr1(tmp_path: Path) -> None:
+    program = """
+        import gc, time
+        import arena
+
+        gc.disable()
+
+        def step(n):
+            cycle = [arena.alloc_persist(100)]
+            cycle.append(cycle)
+
+        for n in range(100):
+            step(n)
+        print("ready", flush=True)
+        time.sleep(60)
+        """
+    write(tmp_path, "garbage.py", program)
+    process = start(tmp_path, "--tick", "garbage.py:step", "garbage.py")
+    process.send_signal(signal.SIGUSR1)
+    assert process.stderr
+    assert "100 ticks in" in process.stderr.readline()
+    assert process.stderr.readline().startswith("Nothing escapes.")
+    process.kill()
+    process.communicate(timeout=30)
+
+
 def test_sigterm_prints_the_map_and_ends_the_program_as_ever(tmp_path: Path) -> None:
     write(tmp_path, "loop.py", LOOP)
     ticks = ["--tick", "loop.py:step", "--tick", "loop.py:no"]
