@@ -220,6 +220,21 @@ def test_a_small_dip_of_a_table_is_let_go_on_and_a_large_one_is_not() -> None:
         assert keeps_rising(dip) == grows
 
 
+def test_the_bounds_of_what_a_table_is() -> None:
+    def table(times: float, rises: int, longer: float = 2, late: int = 0) -> bool:
+        points = [(int(100 * longer**n), int(1000 * times**n)) for n in range(rises)]
+        return _rises_as_a_table([(0, 0), *points, (points[-1][0] + late, points[-1][1])])
+
+    assert table(2, 6, longer=2)
+    assert not table(2, 6, longer=4)  # by the power 0.5 of the turns
+    assert table(1.5, 7, longer=1.5)
+    assert not table(1.5, 5, longer=1.5)  # to five times the first size
+    assert table(1.125, 30, longer=1.125)
+    # Its next rise is due 3,200 turns after the one in turn 3,200.
+    assert table(2, 6, late=3_900)
+    assert not table(2, 6, late=5_500)
+
+
 def test_noise_and_walks_are_no_tables() -> None:
     noise = random.Random(2026)
     walks = []
