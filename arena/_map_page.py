@@ -140,7 +140,7 @@ def _row(row: Escape) -> str:
             f'<td data-key="{_safe(tick)}">{_safe(tick)}</td>',
             number(row.count, f"{row.count:,}"),
             number(row.bytes, size(row.bytes)),
-            number(row.slope, size(row.slope, "+")),
+            number(row.slope if row.growing else 0, size(row.slope, "+") if row.growing else ""),
             number(row.count_ever, f"{row.count_ever:,}"),
             number(row.bytes_ever, size(row.bytes_ever)),
             number(row.uses, f"{row.uses:,}"),

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from arena._map_text import TITLES, cells, headline, hidden_line, lines_about, within
+from arena._map_text import TITLES, cells, chosen, headline, is_long, lines_about, within
 
 if TYPE_CHECKING:
     from arena.escapes import EscapeMap
@@ -21,8 +21,8 @@ __all__ = ["show"]
 _WIDE = 140  # columns, where nobody says how wide the output may be
 
 
-def show(shown: EscapeMap, file: IO[str] | None, *, freed: bool) -> None:
-    """Print the map; rows that are freed only if wanted."""
+def show(shown: EscapeMap, file: IO[str] | None, *, freed: bool, rows: int | None) -> None:
+    """Print the map, or what is chosen of it; rows that are freed only if wanted."""
     file = sys.stdout if file is None else file
     encoding = getattr(file, "encoding", None)
     known = "COLUMNS" in os.environ or (hasattr(file, "isatty") and file.isatty())
@@ -33,8 +33,10 @@ def show(shown: EscapeMap, file: IO[str] | None, *, freed: bool) -> None:
     def piece(text: str, style: str = "") -> Text:
         return Text(within(text, encoding), style=style)
 
-    visible = [row for row in shown if freed or not row._hidden]
-    console.print(piece(headline(shown), "bold red" if shown.growing else "bold"), soft_wrap=True)
+    visible, rest = chosen(shown, freed, rows)
+    first_line = piece(headline(shown), "bold red" if shown.growing else "bold")
+    console.print(first_line, soft_wrap=True)
+    lines = len(rest) + 5
     if visible:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for title in TITLES:
@@ -48,9 +50,12 @@ def show(shown: EscapeMap, file: IO[str] | None, *, freed: bool) -> None:
         for row in visible:
             style = "red" if row.growing else "dim" if row.freed else ""
             first, *others = lines_about(row)
+            lines += 1 + len(others)
             where = Text("\n").join([piece(first), *(piece(other, "dim") for other in others)])
             figures = [piece(cell) for cell in cells(row, shown.changes)]
             table.add_row(*figures, where, style=style)
         console.print(table)
-    if len(visible) < len(shown):
-        console.print(piece(hidden_line(shown, len(shown) - len(visible)), "dim"), soft_wrap=True)
+    for line in rest:
+        console.print(piece(line, "dim"), soft_wrap=True)
+    if is_long(lines):
+        console.print(first_line, soft_wrap=True)

@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from arena.escapes import Escape, EscapeMap, Frame
 
 __all__ = [
+    "OBJECTS",
+    "chosen",
     "clean",
     "headline",
+    "is_long",
     "lines_about",
     "place",
     "plural",
@@ -26,6 +29,9 @@ __all__ = [
 _LONG = 200  # characters: more of a name or an example helps nobody
 _INSTALLED = os.path.join(os.sep, "site-packages", "")
 _STANDARD = os.path.join(os.path.dirname(os.__file__), "")
+_IMPORT = "<frozen importlib"
+_SCREEN = 24  # lines
+_ROWS = 20
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -109,9 +115,17 @@ def _line(frame: Frame) -> Iterator[str]:
             yield "    " + clean(line.strip())
 
 
+def _imports(frame: Frame) -> bool:
+    return frame.file.startswith(_IMPORT)
+
+
 def lines_about(row: Escape) -> Iterator[str]:
     """Where the row's memory comes from and what else is known of it, a line each."""
     for number, frame in enumerate(row.site):
+        if _imports(frame):
+            if not number or not _imports(row.site[number - 1]):
+                yield "  from an import" if number else "an import"
+            continue
         yield f"  from {place(frame)}" if number else place(frame)
         yield from _line(frame)
     if not row.site:
@@ -136,7 +150,16 @@ def lines_about(row: Escape) -> Iterator[str]:
 
 
 def headline(shown: EscapeMap) -> str:
-    """How much is alive, and how much of it grows, in one sentence."""
+    """How much is alive, and how much of it grows, in one sentence; and what it cannot tell."""
+    if any(row.kind == "object" for row in shown):
+        return f"{_headline(shown)} {OBJECTS}"
+    return _headline(shown)
+
+
+OBJECTS = "(Of Python objects, only blocks over 512 bytes are seen.)"
+
+
+def _headline(shown: EscapeMap) -> str:
     live, growing = shown.live, shown.growing
     if shown.changes and not len(shown):
         return "Nothing changed."
@@ -158,16 +181,64 @@ def plural(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
-def hidden_line(shown: EscapeMap, hidden: int) -> str:
-    """What is said in place of freed rows."""
-    what = "unchanged row" if shown.changes else "freed row"
-    return f"({plural(hidden, what)} not shown)"
+def chosen(
+    shown: EscapeMap, freed: bool = False, rows: int | None = _ROWS
+) -> tuple[list[Escape], list[str]]:
+    """The rows to print, and a line for each kind of those that are left out.
+
+    What grows, and what is a bug whatever its size, is never left out. Imports are warm-up: one of
+    a large library has hundreds of places, none of which is what the reader looks for.
+    """
+    visible: list[Escape] = []
+    imports: list[Escape] = []
+    small: list[Escape] = []
+    hidden = 0
+    for row in shown:
+        if row._hidden and not freed:
+            hidden += 1
+        elif rows is None or row.growing or row.uses:
+            visible.append(row)
+        elif any(map(_imports, row.site)):
+            imports.append(row)
+        elif rows > 0:
+            rows -= 1
+            visible.append(row)
+        else:
+            small.append(row)
+    lines = []
+    if small:
+        lines.append(f"+ {_summed_up(small, ' more')}")
+    if imports:
+        lines.append(f"+ {_summed_up(imports, '', ' within imports')}{_most(imports[0])}")
+    if hidden:
+        what = "unchanged row" if shown.changes else "freed row"
+        lines.append(f"({plural(hidden, what)} not shown)")
+    return visible, lines
+
+
+def _summed_up(rows: list[Escape], more: str, where: str = "") -> str:
+    last = max(row.last for row in rows)
+    total = size(sum(row.bytes for row in rows))
+    places = f"{len(rows):,}{more} place{'s' * (len(rows) != 1)}{where}"
+    return f"{places}, {total}, last changed in tick {last:,}"
+
+
+def _most(row: Escape) -> str:
+    """Which import the row is of, where that is known."""
+    frame = next((frame for frame in row.site if not _imports(frame)), None)
+    return f", most at {place(frame)}" if frame else ""
+
+
+def is_long(lines: int) -> bool:
+    """Whether the first line has left the screen when so many are printed."""
+    return lines >= _SCREEN
 
 
 def cells(row: Escape, changes: bool) -> tuple[str, str, str, str]:
-    """The row's kind and figures."""
+    """The row's kind and figures; the slope only of what grows, for else it means nothing."""
     sign = "+" if changes else ""
-    return row.kind, f"{row.count:{sign},}", size(row.bytes, sign), size(row.slope, "+")
+    slope = size(row.slope, "+") if row.growing else ""
+    return row.kind, f"{row.count:{sign},}", size(row.bytes, sign), slope
 
 
 TITLES = ("kind", "alive", "bytes", "a tick", "where")
@@ -175,7 +246,7 @@ TITLES = ("kind", "alive", "bytes", "a tick", "where")
 
 def text(shown: EscapeMap) -> str:
     """The map as plain aligned text, with no line end at its end."""
-    visible = [row for row in shown if not row._hidden]
+    visible, rest = chosen(shown)
     table = [TITLES[:4], *(cells(row, shown.changes) for row in visible)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [headline(shown)]
@@ -185,8 +256,9 @@ def text(shown: EscapeMap) -> str:
         start = _aligned(figures, widths)
         for number, line in enumerate(lines_about(row)):
             lines.append(f"{' ' * len(start) if number else start}  {line}")
-    if len(visible) < len(shown):
-        lines.append(hidden_line(shown, len(shown) - len(visible)))
+    lines += rest
+    if is_long(len(lines)):
+        lines.append(headline(shown))
     return "\n".join(lines)
 
 

@@ -71,6 +71,10 @@ class Escape:
     The rule: take for each turn the least that was alive then or at any later time. Of eight equal
     parts of the history, this must rise in each of the last six. It takes eight turns at the least.
     What is allocated once, a cache that is full, and one that is emptied now and then do not grow.
+
+    Or it rises as the table of a dict, set or list does that each turn puts something in: ever more
+    rarely, by a factor each time, without a fall, and not too long ago to be still in use. A
+    bounded cache that is still filling looks the same.
     """
 
     @property
@@ -89,17 +93,19 @@ class Escape:
 
 
 def _rank(row: Escape) -> tuple[Any, ...]:
-    """What grows comes first, the fastest before the others; then what is large; then the freed."""
+    """What grows comes first, the fastest before the others; what grew and was freed; then what is
+    large; then the freed."""
     steepest = -row.slope if row.growing else 0.0
     order = (row.kind, [dataclasses.astuple(frame) for frame in row.site], row.tick or "")
-    return row.freed, not row.growing, steepest, -row.bytes, -row.count, order
+    return not row.growing, row.freed, steepest, -row.bytes, -row.count, order
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class EscapeMap(Sequence[Escape]):
     """The map: a sequence of rows, what grows first, then what holds most; freed rows last.
 
-    It is a copy of what was known when it was made, and never changes. ``str(map)`` is plain text.
+    It is a copy of what was known when it was made, and never changes. ``str(map)`` is plain text:
+    what grows, the 20 places that hold most, and a line for each kind of the rest.
     """
 
     rows: tuple[Escape, ...]
@@ -142,11 +148,16 @@ class EscapeMap(Sequence[Escape]):
 
         return text(self)
 
-    def print(self, file: IO[str] | None = None, *, freed: bool = False) -> None:
+    def print(
+        self, file: IO[str] | None = None, *, freed: bool = False, rows: int | None = 20
+    ) -> None:
         """Print the map as a table, coloured on a terminal, to ``file`` (default: sys.stdout).
 
-        Freed rows are left out, and counted in one line, unless ``freed`` is true. Needs rich:
-        raises ImportError, naming the extra, where it is missing. Raises OSError of the file.
+        What grows and what was used when stale is all there; of the rest, the ``rows`` that hold
+        most, and no place within an import. Those that are left out are summed up in a line, and
+        so are freed rows, unless ``freed`` is true. With ``rows=None`` nothing else is left out.
+        Needs rich: raises ImportError, naming the extra, where it is missing. Raises OSError of the
+        file.
         """
         try:
             from arena._map_table import show
@@ -157,7 +168,7 @@ class EscapeMap(Sequence[Escape]):
                 "EscapeMap.print() needs rich: pip install 'tick-arena[cli]' (str(map) does not)",
                 name="rich",
             ) from None
-        show(self, file, freed=freed)
+        show(self, file, freed=freed, rows=rows)
 
     def to_json(self, path: Path | None = None) -> str:
         """Return all rows as JSON (ASCII), with every field; write it to ``path`` too if given.
@@ -234,17 +245,29 @@ def _change(base: Escape, row: Escape) -> Escape | None:
     )
 
 
-def as_it_ran(after: EscapeMap) -> EscapeMap:
+def as_it_ran(after: EscapeMap, uncollected: EscapeMap) -> EscapeMap:
     """Let rows grow that did so up to the last stretch of their history, whatever came then.
 
     For a map that is made when a test or a program is over: its end frees what its functions held.
+    ``uncollected`` is the map before the last ``gc.collect()``, ``after`` the one after it: what
+    that freed was garbage, not held by anybody. (So is then what a function held in cycles up to
+    its end, which nobody can tell from it.)
     """
-    return dataclasses.replace(after, rows=tuple(map(_before_the_end, after)))
+    held = {row._key: row.bytes for row in uncollected}
+    return dataclasses.replace(
+        after, rows=tuple(_before_the_end(row, held.get(row._key, 0)) for row in after)
+    )
 
 
-def _before_the_end(row: Escape) -> Escape:
+def _before_the_end(row: Escape, held: int) -> Escape:
     ran = row.history[:-2]
-    if row.growing or not ran or not keeps_rising([*ran, ran[-1]]):
+    if row.growing or not ran:
+        return row
+    freed, garbage = ran[-1][1] - row.history[-1][1], held - row.bytes
+    if garbage > 0 and 2 * garbage >= freed:
+        return row
+    # It stayed as large until it was freed: a cache that was full long before did not grow.
+    if not keeps_rising([*ran, (row.history[-2][0], ran[-1][1])]):
         return row
     return dataclasses.replace(row, growing=True, slope=slope(ran))
 

@@ -92,11 +92,12 @@ class _Watch:
 
     def judge(self, *, growth: bool, escapes: bool) -> None:
         """Fail the test if it left too much, or if something grew."""
+        uncollected = arena.escapes().diff(self._before)
         changes = _now().diff(self._before)
         found: list[Escape] = []
         said: list[str] = []
         if growth and self._allowed.flat:
-            found += as_it_ran(changes).growing
+            found += as_it_ran(changes, uncollected).growing
             if found:
                 said.append(f"memory from {plural(len(found), 'place')} keeps growing")
         if escapes and self._allowed.max_escapes is not None:

@@ -7,6 +7,7 @@ import gc
 import io
 import json
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 
 import arena
 from arena import _native
-from arena._rising import keeps_rising, slope, summed
+from arena._rising import _rises_as_a_table, keeps_rising, slope, summed
 from arena.escapes import as_it_ran
 
 # ---- What grows -------------------------------------------------------------------------------
@@ -103,9 +104,26 @@ def test_what_is_given_back_at_the_end_does_not_grow_but_did_as_it_ran(
     history = recorded([step * turn for turn in range(turns)] + [0], 0)
     assert not keeps_rising(history)
     before = arena.EscapeMap((escape(history=history, growing=False),))
-    assert as_it_ran(before)[0].growing
+    assert as_it_ran(before, before)[0].growing
     flat = arena.EscapeMap((escape(history=recorded([step] * turns), growing=False),))
-    assert as_it_ran(flat) == flat
+    assert as_it_ran(flat, flat) == flat
+
+
+def test_what_the_collector_freed_at_the_end_did_not_grow() -> None:
+    history = recorded([100 * turn for turn in range(100)] + [0], 0)
+    after = arena.EscapeMap((escape(history=history, count=0, bytes=0),))
+    garbage = arena.EscapeMap((escape(history=history, count=99, bytes=9_000),))
+    assert not as_it_ran(after, garbage).growing
+    little = arena.EscapeMap((escape(history=history, count=1, bytes=100),))
+    assert as_it_ran(after, little).growing
+
+
+def test_a_table_that_was_full_long_before_it_was_freed_did_not_grow() -> None:
+    full = [(turn, 50 * turn) for turn in (10, 20, 40, 80, 160)]
+    (row,) = after = arena.EscapeMap((escape(history=[*full, (2000, 0), (2000, 0)]),))
+    assert not as_it_ran(after, after).growing
+    soon = dataclasses.replace(row, history=(*full, (200, 0), (200, 0)))
+    assert as_it_ran(arena.EscapeMap((soon,)), after).growing
 
 
 def test_a_handful_of_turns_tells_nothing() -> None:
@@ -138,6 +156,97 @@ def test_what_is_given_back_once_starts_anew(turns: int, when: int) -> None:
     lows = list(range(1, turns + 1))
     lows[min(when, turns - 1)] = 0
     assert keeps_rising(recorded(lows)) == (when < 12)
+
+
+def filled(kind: Callable[[], Any], turns: int, full: int | None = None) -> list[int]:
+    """The bytes of a real table over 512 bytes after each turn that put one thing in."""
+    table = kind()
+    put = {dict: lambda n: table.update({n: n}), set: lambda n: table.add(n)}.get(
+        kind, lambda n: table.append(n)
+    )
+    empty = sys.getsizeof(table)
+    sizes = []
+    for turn in range(turns):
+        if full is None or turn < full:
+            put(turn)
+        held = sys.getsizeof(table) - empty
+        sizes.append(held if held > 512 else 0)
+    return sizes
+
+
+def since_its_first(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """The history that is recorded of a row which begins with the first of its bytes."""
+    first = next(at for at, live in enumerate(sizes) if live)
+    return [(turn + first, live) for turn, live in recorded(sizes[first:])]
+
+
+@pytest.mark.parametrize("kind", [dict, set, list])
+@pytest.mark.parametrize("turns", [1_500, 2_000, 6_000, 15_000, 20_000])
+def test_a_table_that_is_filled_on_grows(kind: Callable[[], Any], turns: int) -> None:
+    sizes = filled(kind, turns)
+    assert keeps_rising(since_its_first(sizes))
+    each_seventh = [(7 * turn, live) for turn, live in since_its_first(sizes)]
+    assert keeps_rising(each_seventh)
+
+
+@pytest.mark.parametrize(("kind", "times"), [(dict, 3), (set, 6), (list, 2)])
+@pytest.mark.parametrize("full", [100, 128, 500, 1_000, 3_000])
+def test_a_table_that_is_full_stops_growing_once_its_next_rise_is_overdue(
+    kind: Callable[[], Any], times: int, full: int
+) -> None:
+    assert not keeps_rising(since_its_first(filled(kind, times * full, full)))
+
+
+def doubling(turn: int) -> int:
+    return 100 * 2 ** turn.bit_length()
+
+
+@pytest.mark.parametrize("turns", range(100, 1_000, 70))
+def test_what_falls_or_is_filled_ever_more_slowly_is_no_table(turns: int) -> None:
+    assert keeps_rising(recorded([doubling(turn) for turn in range(turns)]))
+    for period in (turns // 2, turns // 3, turns // 10):
+        assert not keeps_rising(recorded([doubling(turn % period) for turn in range(turns)]))
+    # A cache that meets a new key at the turns 1, 2, 4, 8, ...
+    assert not keeps_rising(recorded([700 * turn.bit_length() for turn in range(turns)]))
+    # Three rises, or rises to less than eight times the first size, are too few to tell.
+    assert not keeps_rising(recorded([100 * 3 ** (turn * 3 // turns) for turn in range(turns)]))
+    assert not keeps_rising(recorded([100 + doubling(turn) // turns for turn in range(turns)]))
+
+
+def test_a_small_dip_of_a_table_is_let_go_on_and_a_large_one_is_not() -> None:
+    table = [(10 * 2**n, 100 * 2**n) for n in range(8)]
+    for kept, grows in ((0.95, True), (0.5, False)):
+        dip = [*table[:6], (400, int(3_200 * kept)), *table[6:], (1_500, 12_800)]
+        assert keeps_rising(dip) == grows
+
+
+def test_the_bounds_of_what_a_table_is() -> None:
+    def table(times: float, rises: int, longer: float = 2, late: int = 0) -> bool:
+        points = [(int(100 * longer**n), int(1000 * times**n)) for n in range(rises)]
+        return _rises_as_a_table([(0, 0), *points, (points[-1][0] + late, points[-1][1])])
+
+    assert table(2, 6, longer=2)
+    assert not table(2, 6, longer=4)  # by the power 0.5 of the turns
+    assert table(1.5, 7, longer=1.5)
+    assert not table(1.5, 5, longer=1.5)  # to five times the first size
+    assert table(1.125, 30, longer=1.125)
+    # Its next rise is due 3,200 turns after the one in turn 3,200.
+    assert table(2, 6, late=3_900)
+    assert not table(2, 6, late=5_500)
+
+
+def test_noise_and_walks_are_no_tables() -> None:
+    noise = random.Random(2026)
+    walks = []
+    for turns in range(100, 900, 2):
+        at, walk = 0, []
+        for _ in range(turns):
+            at = max(0, at + noise.randint(-1000, 1000))
+            walk.append(at)
+        walks.append(walk)
+    assert sum(_rises_as_a_table(recorded(walk)) for walk in walks) <= 2
+    level = [[noise.randint(0, 10**6) for _ in walk] for walk in walks]
+    assert not any(_rises_as_a_table(recorded(lows)) for lows in level)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 99)), min_size=1, max_size=20))
@@ -287,7 +396,7 @@ def test_the_text_says_what_where_how_much_and_whether_it_grows(taken) -> None:
         "    def recorded(lows",
         "tick 'mind', 30 ever, alive for 2 s, GROWS",
         "such as <arena.Str 'x'>",
-        "pin          1      5 B    +0 B  place unknown (turn on arena.trace())",
+        "pin          1      5 B          place unknown (turn on arena.trace())",
         "ticks without a name, 30 ever",
         "/srv/app/mind.py:12 in remember",
         "  from /srv/app/loop.py:99 in turn",
@@ -304,6 +413,72 @@ def test_freed_rows_are_printed_when_asked_for(taken) -> None:
     assert "stray" not in printed(shown)
     assert "stray" in printed(shown, freed=True)
     assert "not shown" not in printed(shown, freed=True)
+
+
+def test_what_grew_before_it_was_freed_comes_right_after_what_grows(taken) -> None:
+    rows = taken(raw(tick="large", bytes=10**6), raw(tick="grows", history=LEAK)).rows
+    grew = escape(tick="grew", count=0, bytes=0, history=LEAK, growing=True, slope=10**6)
+    shown = arena.EscapeMap((*rows, grew))
+    assert [row.tick for row in shown] == ["grows", "grew", "large"]
+
+
+def test_the_20_largest_places_are_printed_and_the_rest_is_summed_up(taken) -> None:
+    flat = [(1, 10), (20, 10)]
+    importing = (
+        ("/srv/lib/big.py", "<module>", 3),
+        ("<frozen importlib._bootstrap>", "_load", 9),
+        ("<frozen importlib._bootstrap>", "_find_and_load", 7),
+        ("/srv/app/loop.py", "turn", 8),
+    )
+    shown = taken(
+        raw(tick="grows", history=LEAK, bytes=1),
+        raw(tick="used", kind="stale", uses=1, count=0, bytes=0),
+        *(raw(tick=f"n{n:02}", bytes=1024 * (100 - n), history=flat, last=n) for n in range(50)),
+        raw(tick="import", site=importing, bytes=10**7, last=4),
+        raw(tick="import too", site=importing[1:], bytes=10**6, last=5),
+        raw(tick="gone", count=0, bytes=0),
+    )
+    for text in (str(shown), printed(shown)):
+        for tick in ("grows", "used", *(f"n{n:02}" for n in range(20))):
+            assert repr(tick) in text
+        for tick in ("'n20'", "'import'", "'gone'"):
+            assert tick not in text
+        lines = text.rstrip().split("\n")
+        assert lines[-4:] == [
+            "+ 30 more places, 1.9 MiB, last changed in tick 49",
+            "+ 2 places within imports, 10.5 MiB, last changed in tick 5, "
+            "most at /srv/lib/big.py:3 in <module>",
+            "(1 freed row not shown)",
+            lines[0],
+        ]
+    whole = printed(shown, rows=None)
+    assert "'n49'" in whole
+    assert "more places" not in whole
+    assert "frozen" not in whole
+    assert whole.count("from an import") == 1
+    assert whole.count("  an import") == 1
+    assert "+ 49 more places" in printed(shown, rows=1)
+    assert len(json.loads(shown.to_json())["rows"]) == 55
+    assert "n49" in shown.to_html()
+
+
+def test_the_headline_stands_once_where_the_map_is_short(taken) -> None:
+    shown = taken(raw())
+    assert str(shown).count("escapes alive") == 1
+    assert printed(shown).count("escapes alive") == 1
+
+
+def test_a_slope_is_shown_only_of_what_grows(taken) -> None:
+    leap = [(1, 0), (2, 2000), (20, 2000)]
+    assert taken(raw(history=leap))[0].slope > 0
+    for shown in (str, printed, arena.EscapeMap.to_html):
+        assert re.search(r"\+[0-9.]+ B", shown(taken(raw(history=leap)))) is None
+        assert "+100 B" in shown(taken(raw(history=LEAK)))
+
+
+def test_the_headline_says_what_of_objects_is_not_seen(taken) -> None:
+    assert "512" not in str(taken(raw()))
+    assert "over 512 bytes" in str(taken(raw(kind="object"))).split("\n")[0]
 
 
 def test_an_empty_map_says_so(taken) -> None:

@@ -127,7 +127,7 @@ def test_an_unwrapped_script_is_run_as_python_does_and_mapped(tmp_path: Path) ->
     own = ["sub/leaky.py", "-x", "--json", "mine", "--", "a b"]
     assert result.stdout == f"the program's own {own} __main__ {script} {script.parent}\n"
     assert "50 ticks in" in result.stderr
-    assert "2 keep growing, by 200" in result.stderr
+    assert "2 keep growing, by 199.8 B a tick" in result.stderr
     assert "sub/leaky.py:9 in Handler.handle" in result.stderr
     assert 'kept.append(arena.strdup_persist("x" * 100))' in result.stderr
     assert "from sub/leaky.py:15 in main" in result.stderr
@@ -375,13 +375,90 @@ def test_sigusr1_prints_the_map_and_the_program_goes_on(tmp_path: Path) -> None:
     assert "ticks in" in errors
 
 
-def test_a_plain_kill_ends_the_program_as_ever(tmp_path: Path) -> None:
+def test_garbage_in_cycles_is_collected_before_the_map_at_sigusr1(tmp_path: Path) -> None:
+    program = """
+        import gc, time
+        import arena
+
+        gc.disable()
+
+        def step(n):
+            cycle = [arena.alloc_persist(100)]
+            cycle.append(cycle)
+
+        for n in range(100):
+            step(n)
+        print("ready", flush=True)
+        time.sleep(60)
+        """
+    write(tmp_path, "garbage.py", program)
+    process = start(tmp_path, "--tick", "garbage.py:step", "garbage.py")
+    process.send_signal(signal.SIGUSR1)
+    assert process.stderr
+    assert "100 ticks in" in process.stderr.readline()
+    assert process.stderr.readline().startswith("Nothing escapes.")
+    process.kill()
+    process.communicate(timeout=30)
+
+
+def test_sigterm_prints_the_map_and_ends_the_program_as_ever(tmp_path: Path) -> None:
     write(tmp_path, "loop.py", LOOP)
-    process = start(tmp_path, "--tick", "loop.py:step", "--json", "map.json", "loop.py")
+    ticks = ["--tick", "loop.py:step", "--tick", "loop.py:no"]
+    process = start(tmp_path, *ticks, "--json", "map.json", "loop.py")
+    time.sleep(0.5)
     process.terminate()
-    _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (-signal.SIGTERM, "")
-    assert [path.name for path in tmp_path.iterdir()] == ["loop.py"]
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output) == (-signal.SIGTERM, "")
+    assert errors.count("ticks in") == 1
+    assert "loop.py:8 in step" in errors
+    assert "error: --tick loop.py:no matched nothing" in errors
+    assert "Traceback" not in errors
+    assert json.loads((tmp_path / "map.json").read_text())["rows"]
+
+
+@pytest.mark.parametrize(
+    ("handler", "status", "maps"),
+    [("signal.SIG_IGN", 0, 1), ("lambda *_: sys.exit(5)", 5, 1), ("signal.SIG_DFL", -15, 0)],
+)
+def test_what_the_program_does_at_sigterm_is_its_own_affair(
+    handler: str, status: int, maps: int, tmp_path: Path
+) -> None:
+    write(
+        tmp_path,
+        "app.py",
+        f"""
+        import os, signal, sys
+        signal.signal(signal.SIGTERM, {handler})
+        def step(): pass
+        step()
+        os.kill(os.getpid(), signal.SIGTERM)
+        """,
+    )
+    result = run(tmp_path, "--tick", "app.py:step", "app.py")
+    assert (result.returncode, result.stderr.count("tick in")) == (status, maps)
+
+
+def test_a_forked_child_dies_of_sigterm_at_once_and_prints_no_map(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "app.py",
+        """
+        import os, signal
+        def step(): pass
+        step()
+        ready, tell = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(tell, b"%d" % (signal.getsignal(signal.SIGTERM) is signal.SIG_DFL))
+            signal.pause()
+        assert os.read(ready, 1) == b"1"
+        os.kill(child, signal.SIGTERM)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """,
+    )
+    result = run(tmp_path, "--tick", "app.py:step", "app.py")
+    assert result.stdout.split()[-1] == "-15"
+    assert result.stderr.count("tick in") == 1
 
 
 @pytest.mark.parametrize(
@@ -490,6 +567,67 @@ def test_growth_in_a_function_that_has_returned_counts(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "main.py:8 in main" in result.stderr
     assert "before it was freed" in result.stderr
+
+
+TABLES = """
+    import collections, functools, gc, sys
+
+    kind, turns = sys.argv[1], int(sys.argv[2])
+    seen, table, handles, window = [], {}, set(), collections.deque(maxlen=100)
+
+    class Thing:
+        def __init__(self, n):
+            self.a, self.b = [n], {"n": n}
+
+    @functools.lru_cache(None)
+    def cached(n):
+        return (n,)
+
+    @functools.lru_cache(maxsize=128)
+    def bounded(n):
+        return (n,)
+
+    def cycle(n):
+        one = [b"x" * 2000 + b"%d" % n]
+        one.append(one)
+
+    if kind == "cycle": gc.disable()  # in a larger program the next full one may be far off
+
+    def turn(n):
+        if kind == "list": seen.append(Thing(n))
+        if kind == "dict": table[n] = Thing(n)
+        if kind == "set": handles.add(str(n))
+        if kind == "lru_cache": cached(n)
+        if kind == "bounded": bounded(n)
+        if kind == "deque": window.append(Thing(n))
+        if kind == "cycle": cycle(n)
+
+    for n in range(turns):
+        turn(n)
+    """
+
+
+@pytest.mark.skipif(bool(WITHOUT), reason="needs the module for Python objects")
+@pytest.mark.parametrize("turns", [2_000, 20_000])
+@pytest.mark.parametrize(
+    ("kind", "grows"),
+    [
+        ("dict", True),
+        ("set", True),
+        ("list", True),
+        ("lru_cache", True),
+        ("bounded", False),
+        ("deque", False),
+        ("cycle", False),
+    ],
+)
+def test_a_container_of_small_things_grows_unless_it_is_bounded_or_garbage(
+    kind: str, grows: bool, turns: int, tmp_path: Path
+) -> None:
+    write(tmp_path, "one.py", TABLES)
+    result = run(tmp_path, "--tick", "one.py:turn", "--fail-on-growth", "one.py", kind, turns)
+    assert result.returncode == grows, result.stderr
+    assert ("GROWS" in result.stderr, "GREW" in result.stderr) == (grows, False)
 
 
 # ---- Which functions are ticks ----------------------------------------------------------------
@@ -657,6 +795,18 @@ def test_a_tick_that_matched_nothing_is_told_at_the_end(
     assert f"--tick {tick} " in errors[0]
     assert words in errors[0]
     assert run(tmp_path, "--tick", tick, "app.py", "a", "b", "c").returncode == 3
+
+
+def test_a_function_that_the_file_has_not_is_told_before_the_file_runs(tmp_path: Path) -> None:
+    write(tmp_path, "app.py", "import sys; print('ran', file=sys.stderr)\ndef f(): pass\nf()")
+    result = run(tmp_path, "--tick", "app.py:f", "--tick", "app.py:g", "app.py")
+    warning, ran, *_ = result.stderr.splitlines()
+    assert (ran, result.returncode) == ("ran", 2)
+    assert warning == (
+        "python -m arena map: warning: --tick app.py:g matched nothing: the file has f"
+    )
+    assert result.stderr.count("app.py:g matched nothing") == 2
+    assert "warning" not in run(tmp_path, "--tick", "app.py:f", "app.py").stderr
 
 
 # ---- Wrong usage ------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_is_not_watched():
             "*- arena: what escapes -*",
             "2 escapes more alive, 200 B, from 1 place; none keeps growing.",
             "kind     alive   bytes  a tick  where",
-            "persist     +2  +200 B  +100 B  test_what_escapes_*.py:9 in leak",
+            "persist     +2  +200 B          test_what_escapes_*.py:9 in leak",
             "*kept.append(arena.alloc_persist(size))",
             "*from test_what_escapes_*.py:* in test_leaks",
             "*leak(2)",
@@ -134,6 +134,33 @@ def test_grows_and_stays():
             "100 escapes more alive*; 1 keeps growing*",
         ]
     )
+
+
+def test_garbage_in_cycles_that_nobody_has_collected_does_not_grow(
+    pytester: pytest.Pytester,
+) -> None:
+    result = run(
+        pytester,
+        """
+import gc
+
+@pytest.fixture
+def no_collector():
+    gc.disable()
+    yield
+    gc.enable()
+
+@pytest.mark.arena
+def test_leaves_garbage(no_collector):
+    for n in range(100):
+        with arena.tick("work"):
+            cycle = [arena.alloc_persist(100)]
+            cycle.append(cycle)
+    del cycle
+""",
+        leaks=False,
+    )
+    result.assert_outcomes(passed=1)
 
 
 def test_what_fixtures_free_is_no_escape_and_what_they_leave_is_an_error(

@@ -110,11 +110,12 @@ def _add_map(commands: argparse._SubParsersAction[_Parser]) -> None:
         usage="%(prog)s [OPTIONS] (SCRIPT | -m MODULE) [ARGS ...]",
         description="Runs a program in this process, as python does, and records what outlives its "
         "ticks and where that came from. The map is printed on stderr when the program ends, by "
-        "itself, by an exception or by Ctrl-C, and whenever it gets SIGUSR1 (kill -USR1 PID).",
+        "itself, by an exception, by Ctrl-C or by SIGTERM (unless it handles that itself), and "
+        "whenever it gets SIGUSR1 (kill -USR1 PID).",
         epilog="Exit status: the program's own; 130 after Ctrl-C; with --fail-on-growth 1 when "
         "memory keeps growing; 2 wrong usage. The map is of this process alone, to the end of its "
         "threads: children that it forks or starts print none, and there is none when it ends by "
-        "os._exit(), os.exec*() or a signal.",
+        "os._exit(), os.exec*() or another signal.",
     )
     mapped.add_argument(
         "--tick",

@@ -7,7 +7,7 @@ import dataclasses
 import importlib.machinery
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from types import CodeType, ModuleType
 from typing import Any
@@ -83,10 +83,14 @@ def _ends(path: str, parts: Sequence[str]) -> bool:
 class Ticked(MetaPathFinder):
     """Compiles files with their wanted functions in ticks; a finder, to do so as they are imported.
 
-    ``options`` are the keyword arguments of each ``arena.tick()``: constants.
+    ``options`` are the keyword arguments of each ``arena.tick()``: constants. ``warn`` is told, as
+    soon as a file is compiled, of what it has not: another file with such a name may have it yet.
     """
 
-    def __init__(self, wanted: Sequence[Wanted], options: dict[str, Any]) -> None:
+    def __init__(
+        self, wanted: Sequence[Wanted], options: dict[str, Any], warn: Callable[[str], None]
+    ) -> None:
+        self._warn = warn
         self._wanted = wanted
         self._options = options
 
@@ -104,6 +108,8 @@ class Ticked(MetaPathFinder):
         _Decorator(wanted, self._options).visit(tree)
         for one in wanted:
             one.files += 1
+            if one.problem:  # told at the end too, but a server may run for days until then
+                self._warn(f"warning: {one.problem}")
         return compile(tree, path, "exec", dont_inherit=True)
 
     def find_spec(

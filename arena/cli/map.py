@@ -18,10 +18,11 @@ from typing import Any
 
 import arena
 from arena import _native
-from arena._map_text import plural
+from arena._map_text import OBJECTS, plural
 from arena.cli import UsageError
 from arena.cli._files import output
 from arena.cli._program import Program
+from arena.cli._term import AtTerm
 from arena.cli._ticked import Ticked, Wanted
 from arena.escapes import EscapeMap, Frame, as_it_ran
 
@@ -54,16 +55,16 @@ def run(options: Options) -> int:
     except ValueError as error:
         raise UsageError(f"--tick is {error}") from None
     files = _Files(options.html, options.json)
-    ticked = Ticked(wanted, {"objects": options.objects, "trace": options.depth})
+    report = _Report(files, wanted, options.objects)
+    ticked = Ticked(wanted, {"objects": options.objects, "trace": options.depth}, report.remark)
     program = Program(options.program, options.is_module, options.args, ticked)
     program.check()
     _record(options)
     if wanted:
         sys.meta_path.insert(0, ticked)
-    report = _Report(files)
     report.listen()
     program.run()
-    return _finish(options, program, wanted, report)
+    return _finish(options, program, report)
 
 
 def _record(options: Options) -> None:
@@ -83,25 +84,20 @@ def _record(options: Options) -> None:
             raise UsageError(f"{error} (or give --no-objects)") from None
 
 
-def _finish(options: Options, program: Program, wanted: Sequence[Wanted], report: _Report) -> int:
+def _finish(options: Options, program: Program, report: _Report) -> int:
     """Print the map at the end of the program, and settle the exit status."""
     if report.forked:
         return program.status
+    report.at_term.listen_no_more()
     with contextlib.suppress(Exception):  # such as a full disk: Python tells of it at its exit
         sys.stdout.flush()
+    uncollected = _now()
     gc.collect()
-    last = as_it_ran(_now())
+    last = as_it_ran(_now(), uncollected)
     # Only now: until here the exception has kept what the program had when it ended.
     program.error = None
     report.tell(last)
-    problems = [one.problem for one in wanted if one.problem]
-    for problem in problems:
-        report.say(f"{_PROG}: error: {problem}")
-    if not problems and report.ticks == 0:
-        report.say(
-            f"{_PROG}: no tick was begun: name the function that is one turn of the loop with "
-            "--tick FILE:FUNCTION, or wrap the loop's body in `with arena.tick():`"
-        )
+    problems = report.tell_problems()
     if program.status == 0 and (problems or report.failed):
         return 2 if problems else 1
     if options.fail_on_growth and last.growing:
@@ -153,8 +149,11 @@ class _Files:
 class _Report:
     """Tells of the map on what was stderr at the start: the program may close its own."""
 
-    def __init__(self, files: _Files) -> None:
+    def __init__(self, files: _Files, wanted: Sequence[Wanted], objects: bool) -> None:
         self._files = files
+        self._wanted = wanted
+        self._objects = objects
+        self.at_term = AtTerm(self._tell_ended)
         self._pid = os.getpid()
         self._began = time.monotonic()
         self._ticks = arena.stats().ticks_begun
@@ -177,7 +176,8 @@ class _Report:
         return arena.stats().ticks_begun - self._ticks
 
     def listen(self) -> None:
-        """From now on SIGUSR1 tells of the map as it is then."""
+        """From now on SIGUSR1 tells of the map as it is then, and SIGTERM before it ends it all."""
+        self.at_term.listen()
         if hasattr(signal, "SIGUSR1"):
             signal.signal(signal.SIGUSR1, self._asked)
 
@@ -191,9 +191,17 @@ class _Report:
     def _tell_asked(self) -> None:
         if self._busy.acquire(blocking=False):
             try:
+                # Here too finalizers run in this thread, as they may in any. It waits for no lock
+                # that the program holds where the signal came.
+                gc.collect()
                 self._tell(_now())
             finally:
                 self._busy.release()
+
+    def _tell_ended(self) -> None:
+        gc.collect()
+        self.tell(_now())
+        self.tell_problems()
 
     def tell(self, last: EscapeMap) -> None:
         """Print the map, and write the files. What cannot be written is one line."""
@@ -209,11 +217,29 @@ class _Report:
             with contextlib.suppress(OSError):
                 last.print(self._stream)
                 self._stream.flush()
+        if self._objects and not any(row.kind == "object" for row in last):
+            self.say(OBJECTS)  # as the headline says where there are some
         try:
             self._files.write(last)
         except (OSError, UsageError) as error:
             self.failed = True
             self.say(f"{_PROG}: error: {error}")
+
+    def tell_problems(self) -> bool:
+        """Tell of ticks that the program has not, and return whether it is the command's fault."""
+        problems = [one.problem for one in self._wanted if one.problem]
+        for problem in problems:
+            self.remark(f"error: {problem}")
+        if not problems and self.ticks == 0:
+            self.remark(
+                "no tick was begun: name the function that is one turn of the loop with "
+                "--tick FILE:FUNCTION, or wrap the loop's body in `with arena.tick():`"
+            )
+        return bool(problems)
+
+    def remark(self, what: str) -> None:
+        """Print a line under the name of this command."""
+        self.say(f"{_PROG}: {what}")
 
     def say(self, line: str) -> None:
         """Print a line."""
