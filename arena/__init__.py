@@ -45,6 +45,7 @@ from arena.escapes import Escape, EscapeMap, Frame, escapes
 from arena.growth import assert_no_growth
 from arena.loop import Ticks, ticks
 from arena.memory import Stats, stats
+from arena.objects import ObjectStats, object_stats
 from arena.store import Store
 from arena.tracing import Audit, Trace, audit, trace
 
@@ -59,6 +60,7 @@ __all__ = [
     "Frame",
     "GrowthError",
     "LimitError",
+    "ObjectStats",
     "StaleError",
     "Stats",
     "Store",
@@ -80,6 +82,7 @@ __all__ = [
     "debug",
     "end",
     "escapes",
+    "object_stats",
     "persist",
     "set_limit",
     "stats",

@@ -46,15 +46,18 @@ def _connect() -> None:
     from arena.objects import connect  # the objects module is wanted only here
 
     _native._objects_connected(connect(_native._objects_host()))
-    find_walker()
+    prepare()
 
 
 _walker_sought = False
 
 
-def find_walker() -> None:
-    """Let the module that knows this CPython's frames read them, if it was built."""
+def prepare() -> None:
+    """Make ready for the recording of sites; the module that knows this CPython's frames reads
+    them, if it was built. Raises MemoryError.
+    """
     global _walker_sought
+    _native._sites_ready()
     if _walker_sought:
         return
     _walker_sought = True
@@ -103,11 +106,11 @@ _native._lend(
     settle=errors.settle,
     decorate=_decorate,
     connect=_connect,
-    find_walker=find_walker,
+    prepare=prepare,
 )
 _folder = os.path.dirname(os.path.abspath(__file__))
 _native._own_folder(os.path.join(_folder, ""), os.path.join(_folder, "cli", "_mind.py"))
 if _native.lib.arena_tracing():
-    find_walker()
+    prepare()
 if os.environ.get("ARENA_OBJECTS") == "1":
     _native._objects_always(True)

@@ -27,11 +27,13 @@ _WAITS = 3  # the last ones, of which the longest tells how a table grows
 
 def slope(history: History) -> float:
     """Bytes per turn: the least-squares line through the history, 0.0 for less than two turns."""
-    if len({turn for turn, _ in history}) < 2:
-        return 0.0
-    from statistics import linear_regression  # dear to import, and wanted only here
-
-    return linear_regression(*zip(*history, strict=True)).slope
+    # By hand: an import of `statistics` here would be an escape of the tick that asks for its map.
+    # In whole numbers, so that what is flat is 0 to the last bit.
+    count = len(history)
+    turns, lives = sum(turn for turn, _ in history), sum(live for _, live in history)
+    spread = count * sum(turn * turn for turn, _ in history) - turns * turns
+    along = count * sum(turn * live for turn, live in history) - turns * lives
+    return along / spread if spread else 0.0
 
 
 def keeps_rising(history: History) -> bool:

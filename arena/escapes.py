@@ -274,7 +274,7 @@ def _before_the_end(row: Escape, held: int) -> Escape:
 
 def _written(text: str, path: Path | None) -> str:
     if path is not None:
-        with open(path, "w", encoding="utf-8") as file:
+        with open(os.fspath(path), "w", encoding="utf-8") as file:
             file.write(text)
     return text
 
@@ -323,11 +323,11 @@ def _judged(row: Escape) -> Escape:
 
 
 def escapes() -> EscapeMap:
-    """Return the map of what escapes: all that outlived its tick, by the place it came from.
+    """Return the map of what escapes: what outlived its tick, by the place it came from.
 
-    Places are known for what was allocated while ``arena.trace()`` was on, or in ticks with
-    ``trace=``; Python objects for ticks with ``objects=True``. What waits for the garbage collector
-    is alive: call ``gc.collect()`` first to leave it out. Any thread may call it while others
-    allocate. Raises MemoryError.
+    It has what was allocated while ``arena.trace()`` was on, or in ticks with ``trace=``; Python
+    objects of ticks with ``objects=True``; and nothing of the time before. What waits for the
+    garbage collector is alive: call ``gc.collect()`` first to leave it out. Any thread may call it
+    while others allocate. Raises MemoryError. C: arena_escapes.
     """
     return _map(_native._rows())

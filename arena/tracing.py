@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from arena import _native
-from arena._load import find_walker
+from arena._load import prepare
 from arena._native import lib
 
 __all__ = ["Audit", "Trace", "audit", "trace"]
@@ -77,7 +77,7 @@ def trace(depth: int = 1) -> Trace:
         raise TypeError(f"depth is a number of frames from 0 to {DEPTH}, not {depth!r}")
     if not 0 <= depth <= DEPTH:
         raise ValueError(f"depth is a number of frames from 0 to {DEPTH}, not {depth}")
-    find_walker()
+    prepare()
     before = lib.arena_trace(depth)
     if before < 0:
         raise MemoryError("no memory for the map of escapes")
@@ -121,7 +121,7 @@ def audit(budget: int | str | None = BUDGET) -> Audit:
     the start. It is the process's; any thread may set it. Raises TypeError, ValueError,
     MemoryError. C: arena_audit.
     """
-    find_walker()
+    prepare()
     traced = lib.arena_tracing()
     before = _native._audit(budget)
     return Audit(lib.arena_audit_now(), before, traced)

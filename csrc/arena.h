@@ -208,7 +208,11 @@ size_t arena_escapes(arena_escape_fn fn, void *arg);
 /* Audit: the memory of ticks that end from now on is not used again until more than `budget` bytes
  * are kept, oldest first out; 0 stops. The memory of a C tick becomes inaccessible: whoever touches it
  * is recorded as a stale use, and goes on with what it finds, the true old bytes. That is by a handler
- * of SIGSEGV, which hands faults that are not its own to the one before it. Records sites, too.
+ * of SIGSEGV and SIGBUS, which hands faults that are not its own to the one before it. Records sites,
+ * too: where the piece was allocated; of what a string grew by, and of calls without a place, where the
+ * tick began. Of the touches between two calls of arena_escapes 1,024 are noted; at most 32,768 chunks are
+ * kept. The kernel has no such handler: a system call that is given dead memory fails with EFAULT. Raw
+ * pointers into a tick of Python's are not watched.
  * Returns ARENA_OK or ARENA_E_NOMEM. ARENA_AUDIT=1 (256 MiB) or =bytes in the environment sets the
  * start; arena_audit_words returns the bytes of such a text, SIZE_MAX when it makes no sense. */
 int arena_audit(size_t budget);

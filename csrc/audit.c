@@ -25,7 +25,7 @@
 #include <ucontext.h>
 #endif
 
-enum { RANGES = 4096, TOUCHES = 1024 };
+enum { RANGES = 1 << 15, TOUCHES = 1024 };
 #define DEFAULT_BUDGET ((size_t)256 << 20)
 
 typedef struct piece {
@@ -95,14 +95,17 @@ static void pass_on(int number, siginfo_t *info, void *context) {
         old->sa_sigaction(number, info, context);
     } else if (old->sa_handler != SIG_DFL && old->sa_handler != SIG_IGN) {
         old->sa_handler(number);
-    } else { /* the fault comes again, and ends the process as it would have */
+    } else if (info->si_code > 0) { /* the fault comes again, and ends the process as it would have */
         (void)sigaction(number, old, NULL);
+    } else if (old->sa_handler == SIG_DFL) { /* somebody sent it, once */
+        (void)sigaction(number, old, NULL);
+        (void)raise(number);
     }
 }
 
 static void fault(int number, siginfo_t *info, void *context) {
     uintptr_t address = (uintptr_t)info->si_addr, start = address & ~(page - 1);
-    if (!is_buried(address) ||
+    if (info->si_code <= 0 || !is_buried(address) ||
         mprotect((void *)start, page, PROT_READ | PROT_WRITE) != 0) {
         pass_on(number, info, context);
         return;
@@ -152,7 +155,8 @@ static const grave *grave_of(uintptr_t address) {
 
 static uint32_t source_of(const grave *g, uintptr_t address) {
     for (uint32_t i = 0; g->log && i < g->log->count; i++)
-        if (address - g->log->pieces[i].data < g->log->pieces[i].size) return g->log->pieces[i].at;
+        if (address - g->log->pieces[i].data < g->log->pieces[i].size)
+            return g->log->pieces[i].at ? g->log->pieces[i].at : g->tick.begun;
     return g->tick.begun; /* between two pieces, or not logged */
 }
 
@@ -186,7 +190,7 @@ static void open_oldest(void) {
         uint32_t at = (g->first + i) % RANGES;
         char *start = (char *)ARENA__LOAD(ranges[at].start);
         ARENA__STORE(ranges[at].start, (uintptr_t)0);
-        arena__system.unmap(start, ARENA__LOAD(ranges[at].size));
+        arena__pages_unmap(start, ARENA__LOAD(ranges[at].size));
     }
     ranges_first = (g->first + g->count) % RANGES;
     ranges_count -= g->count;

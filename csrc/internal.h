@@ -181,6 +181,7 @@ void arena__retention_roll(void);
 size_t arena__chunks_keep(arena_tick *tick);
 void arena__chunks_release(arena_tick *tick);
 void arena__chunks_discard(arena__chunk *batch);
+void arena__pages_unmap(void *start, size_t size);
 void arena__span_of(arena__chunk *chunk, char **start, size_t *size);
 size_t arena__quarantined(void);
 void arena__quarantine_add(size_t size);

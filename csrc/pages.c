@@ -138,6 +138,11 @@ void arena__span_of(arena__chunk *chunk, char **start, size_t *size) {
     *size = chunk->lead + chunk->size + (chunk->guarded ? page : 0);
 }
 
+void arena__pages_unmap(void *start, size_t size) {
+    arena__system.unmap(start, size);
+    ARENA__ADD(pages.unmaps, 1);
+}
+
 /* The end of a chunk, outside of any lock: back to the system, unless the debug dial keeps it. */
 static void discard(arena__chunk *chunk) {
     int flags = ARENA__LOAD(arena__debug_flags);
@@ -153,8 +158,7 @@ static void discard(arena__chunk *chunk) {
         return;
     }
     arena__check_open(start, size - (chunk->guarded ? page : 0)); /* whoever maps it next is others */
-    arena__system.unmap(start, size);
-    ARENA__ADD(pages.unmaps, 1);
+    arena__pages_unmap(start, size);
 }
 
 void arena__chunks_discard(arena__chunk *batch) {

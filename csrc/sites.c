@@ -20,6 +20,8 @@
 
 enum { SITES = 1 << 16, NAMES = 1 << 10, ROWS = 1 << 13, POINTS = 64, EXAMPLE = 120 };
 enum { PIN_LISTS = 1 << 8, KEPT = 16 << 20 };
+enum { SPARE_ROWS = 16 }; /* of the table: for what has no row of its own any more */
+enum { CLEAR_AT = 128 };  /* empty rows are worth a walk through the table */
 
 typedef struct site {
     uint64_t hash;
@@ -54,6 +56,8 @@ typedef struct tables {
     row rows[ROWS];    /* 0 is nobody's */
     uint32_t by_site[2 * SITES], by_name[2 * NAMES], by_row[2 * ROWS];
     uint32_t site_count, name_count, row_count;
+    uint32_t free_rows; /* linked by `used` */
+    uint32_t emptied;   /* rows that nothing of is alive any more, since they were last cleared */
     uint64_t turns;
     arena__view *pins[PIN_LISTS]; /* views, by their chunk */
     size_t kept_used;
@@ -89,6 +93,10 @@ static uint64_t hash_key(const uintptr_t *key, uint32_t words) {
     uint64_t hash = words;
     for (uint32_t i = 0; i < words; i++) hash = mix(hash, key[i]);
     return hash;
+}
+
+static uint64_t hash_row(int kind, uint32_t at, uint32_t named) {
+    return mix(mix(mix(2, (uint64_t)kind), at), named);
 }
 
 /* Walks the numbers that may have this hash. */
@@ -267,19 +275,44 @@ static uint32_t name_of(const arena_tick *tick) {
     return tick && tick->depth ? tick->named : 0;
 }
 
-/* Under the lock: the row of these, made when there is none. NULL when there is no room. */
+/* Under the lock: the table is full, and rows of which nothing is alive make room, but for those of stale
+ * uses, which are no less true when the handle has gone. */
+static void clear_rows(void) {
+    map->emptied = 0;
+    memset(map->by_row, 0, sizeof map->by_row);
+    for (uint32_t number = map->row_count; number; number--) {
+        row *r = &map->rows[number];
+        if (r->kind && (r->count || r->uses)) {
+            enter(map->by_row, 2 * ROWS, hash_row(r->kind, r->site, r->name), number);
+            continue;
+        }
+        r->kind = 0;
+        r->used = map->free_rows;
+        map->free_rows = number;
+    }
+}
+
+/* Under the lock: the row of these, made when there is none. When the table is full there is one for all
+ * other places of its kind. NULL while there is no table. */
 static row *row_of(int kind, uint32_t at, uint32_t named) {
     if (!map) return NULL;
-    uint64_t hash = mix(mix(mix(2, (uint64_t)kind), at), named);
+    uint64_t hash = hash_row(kind, at, named);
     EACH_AT(map->by_row, hash, number) {
         row *r = &map->rows[number];
         if (r->kind == kind && r->site == at && r->name == named) return r;
     }
-    /* The last rows are for what has no site any more. */
-    if (map->row_count + 8 >= ROWS && at) return row_of(kind, 0, named);
-    if (map->row_count + 1 >= ROWS) return NULL;
-    uint32_t number = ++map->row_count;
+    bool other = !at && named == NAMES - 1;
+    if (!map->free_rows && map->row_count + 1 >= ROWS - SPARE_ROWS && map->emptied >= CLEAR_AT)
+        clear_rows();
+    uint32_t number = map->free_rows;
+    if (number)
+        map->free_rows = map->rows[number].used;
+    else if (map->row_count + 1 < ROWS - (other ? 0 : SPARE_ROWS))
+        number = ++map->row_count;
+    else
+        return row_of(kind, 0, NAMES - 1);
     row *r = &map->rows[number];
+    memset(r, 0, sizeof *r);
     r->kind = kind;
     r->site = at;
     r->name = named;
@@ -306,8 +339,8 @@ static uint32_t add(int kind, uint32_t at, const arena_tick *tick, size_t size) 
 static void sub(uint32_t number, size_t size) {
     row *r = &map->rows[number];
     roll(r);
-    r->count--;
     r->bytes -= size;
+    if (!--r->count) map->emptied++;
     note(r, NULL);
 }
 
@@ -473,11 +506,13 @@ static const char *const KINDS[] = {"", "persist", "pin", "stale", "stray", "obj
 
 static void fill(arena_escape *out, const row *r, arena_point *points) {
     uint64_t turn = turn_of(r);
-    memcpy(points, r->points, r->filled * sizeof *points);
-    points[r->filled] = (arena_point){turn, r->bytes};
+    uint32_t filled = r->filled; /* the turn that runs is not settled: it is told as it is now */
+    if (filled > 1 && r->points[filled - 1].turn == turn) filled--;
+    memcpy(points, r->points, filled * sizeof *points);
+    points[filled] = (arena_point){turn, r->bytes};
     *out = (arena_escape){
         .kind = KINDS[r->kind],
-        .tick = r->name == NAMES - 1 ? "(other names)" : map->names[r->name].text,
+        .tick = r->name == NAMES - 1 ? "(others)" : map->names[r->name].text,
         .count = r->count,
         .bytes = r->bytes,
         .count_ever = r->count_ever,
@@ -488,7 +523,7 @@ static void fill(arena_escape *out, const row *r, arena_point *points) {
         .turn = turn,
         .age = r->count ? (double)(now() - r->since) / 1e9 : 0.0,
         .history = points,
-        .points = r->filled + 1,
+        .points = filled + 1,
     };
     out->site_depth = arena__site_frames(r->site, &out->site);
     out->used_depth = arena__site_frames(r->used, &out->used);
@@ -502,8 +537,8 @@ size_t arena_escapes(arena_escape_fn fn, void *arg) {
     arena__audit_drain();
     for (uint32_t number = 1;; number++) {
         arena__sites_lock();
-        bool more = map && number <= map->row_count;
-        if (more) {
+        bool more = map && number <= map->row_count, used = more && map->rows[number].kind;
+        if (used) {
             roll(&map->rows[number]);
             fill(&escape, &map->rows[number], points);
             memcpy(example, map->rows[number].example, EXAMPLE);
@@ -511,6 +546,7 @@ size_t arena_escapes(arena_escape_fn fn, void *arg) {
         }
         arena__sites_unlock();
         if (!more) return told;
+        if (!used) continue;
         told++;
         if (fn) fn(&escape, arg); /* not under the lock: it may allocate */
     }

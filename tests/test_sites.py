@@ -12,6 +12,7 @@ import functools
 import gc
 import linecache
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -315,13 +316,6 @@ def test_a_secret_is_not_shown() -> None:
     assert len(shown) == 2
     assert not [text for text in shown if "swordfish" in text]
     del secret, kept
-
-
-def test_names_that_are_no_utf8_are_ticks_without_a_name() -> None:
-    with arena.trace(), arena.tick("\ud800"):
-        kept = arena.strdup_persist("x")  # odd name
-    assert one("persist", line("odd name"))["tick"] is None
-    del kept
 
 
 def test_threads_record_at_once_and_the_counts_are_exact() -> None:
@@ -644,3 +638,116 @@ def test_a_budget_that_is_none_is_an_error(budget: Any, error: type[Exception]) 
     with pytest.raises(error):
         arena.audit(budget)
     assert lib.arena_audit_now() == 0
+
+
+# ---- What fits no more, and what is at the edge --------------------------------------------------
+
+
+def test_places_beyond_the_table_are_counted_together_and_those_that_emptied_make_room() -> None:
+    code = textwrap.dedent(
+        """
+        import arena
+        arena.trace()
+        kept = []
+        body = "".join(f"    keep(t.strdup('a').persist())\\n" for _ in range(12))
+        names = {"keep": kept.append}
+        exec(compile("def fill(t):\\n" + body, "filled", "exec"), names)
+        for n in range(1000):
+            with arena.tick(f"request {n}") as t:
+                names["fill"](t)
+        rows = [row for row in arena.escapes() if row.kind == "persist"]
+        assert sum(row.count for row in rows) == len(kept) == 12_000
+        assert [row.count > 0 for row in rows if row.tick == "(others)" and not row.site] == [True]
+        kept.clear()
+        assert sum(row.count + row.bytes for row in arena.escapes()) == 0
+        with arena.tick("late") as t:
+            kept.append(t.strdup("late").persist())
+        (row,) = [row for row in arena.escapes() if row.count]
+        assert (row.tick, row.site[0].file) == ("late", "<string>"), row
+        try:
+            arena.assert_no_growth(lambda: kept.append(arena.strdup("leak").persist()))
+        except arena.GrowthError:
+            print("fine")
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+def test_the_budget_holds_for_what_a_stale_buffer_grows_by() -> None:
+    with arena.audit("1 MiB"):
+        with arena.tick() as t:
+            buf = t.strbuf("x")
+        with pytest.raises(arena.StaleError):
+            for _ in range(100):
+                buf.append("y" * 100_000)
+        assert arena.stats().quarantined <= 1 << 20
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS"])
+def test_a_signal_that_somebody_sent_ends_the_process_under_an_audit_too(name: str) -> None:
+    code = f"import arena, os, signal; arena.audit(); os.kill(os.getpid(), signal.{name}); print(1)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (-getattr(signal, name), "")
+
+
+def test_c_ticks_that_an_audit_kept_are_counted_as_unmapped() -> None:
+    null = _native.ffi.NULL
+    with arena.audit("1 MiB"):
+        lib.arena_trim(0)
+        before = arena.stats()
+        for _ in range(100):
+            tick = lib.arena_begin(null)
+            lib.arena_alloc(tick, 10)
+            lib.arena_end(tick)
+    lib.arena_trim(0)
+    after = arena.stats()
+    assert after.maps - before.maps == after.unmaps - before.unmaps == 100
+
+
+def test_names_with_a_nul_or_a_surrogate_are_told_apart() -> None:
+    names = ["nul \0 a", "nul \0 b", "half \ud800", "nul "]
+    with arena.trace():
+        for name in names:
+            with arena.tick(name):
+                kept = arena.strdup_persist("x")  # named oddly
+    found = {row["tick"] for row in rows("persist", line("named oddly"))}
+    assert found == {"nul \\x00 a", "nul \\x00 b", "half \\ud800", "nul "}
+    del kept
+
+
+def test_the_first_handles_of_a_process_are_no_blocks_of_a_tick_that_captures() -> None:
+    pytest.importorskip("arena._objects")
+    code = textwrap.dedent(
+        """
+        import arena
+        for n in (1, 1000):
+            with arena.tick(objects=True) as t:
+                for _ in range(n):
+                    t.alloc(10)
+            assert arena.object_stats().escaped == 0, arena.object_stats()
+        with arena.tick(objects=True):
+            arena.escapes()
+        assert not [row for row in arena.escapes() if row.count], str(arena.escapes())
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_even_leak_has_an_even_slope() -> None:
+    kept = []
+    with arena.trace():
+        for _ in range(20):
+            with arena.tick("even"):
+                kept.append(arena.strdup_persist("x" * 100))  # even
+        (row,) = [row for row in arena.escapes() if row.tick == "even"]
+    assert row.slope == pytest.approx(100)
+    assert kept
+
+
+@pytest.mark.parametrize("path", [1, True, b"x\0", 2.5])
+def test_a_map_is_written_to_paths_only(path: Any) -> None:
+    for write in (arena.escapes().to_json, arena.escapes().to_html):
+        with pytest.raises((TypeError, ValueError)):
+            write(path)

@@ -38,7 +38,10 @@ void arena_py_kept_gone(Scope *scope) {
     let_go(scope);
 }
 
+/* A use of a handle whose tick is kept. What earlier uses made it grow by counts for the budget, too. */
 bool arena_py_use_kept(Handle *handle) {
+    keep_within(arena_audit_now());
+    if (arena__state(&handle->scope->tick) != ARENA__KEPT) return false;
     arena_py_note_use(handle);
     return true;
 }

@@ -10,7 +10,7 @@ static const struct {
 #define LENDS(name) {#name, offsetof(struct arena_py_lent, name)}
     LENDS(ArenaError), LENDS(StaleError), LENDS(ClosedError),  LENDS(TickError), LENDS(WrongThreadError),
     LENDS(LimitError), LENDS(EscapeError), LENDS(settle),    LENDS(thread_label),
-    LENDS(decorate), LENDS(connect), LENDS(find_walker),
+    LENDS(decorate), LENDS(connect), LENDS(prepare),
 #undef LENDS
 };
 
@@ -226,6 +226,8 @@ static PyMethodDef functions[] = {
     {"_own_folder", arena_py_sites_setup, METH_VARARGS,
      "_own_folder(folder, programs, /)\n--\n\n"
      "Where arena's own files are: no site is in them, but for those that are programs."},
+    {"_sites_ready", arena_py_sites_ready, METH_NOARGS,
+     "_sites_ready()\n--\n\nMake ready for the recording of sites; MemoryError."},
     {"_walker", arena_py_walker, METH_O,
      "_walker(address, /)\n--\n\nTake a faster way to read the frames of the running code."},
     {"_objects_host", arena_py_host, METH_NOARGS,

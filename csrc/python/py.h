@@ -85,7 +85,7 @@ extern struct arena_py_lent {
     PyObject *settle;       /* (tick, failures, escape, body) -> exception or None */
     PyObject *decorate;     /* (fn, name, options) -> fn */
     PyObject *connect;      /* () -> None: loads the objects module, for its hooks */
-    PyObject *find_walker;  /* () -> None: and for the walker, if it is there */
+    PyObject *prepare;      /* () -> None: makes ready for the recording of sites */
     PyObject *is_finalizing;
 } arena_py_lent;
 
@@ -137,6 +137,7 @@ ARENA__NOINLINE void arena_py_show_persisted(PyObject *piece);
 PyObject *arena_py_sites_of(Handle *handle);
 PyObject *arena_py_rows(PyObject *unused, PyObject *unused2);
 PyObject *arena_py_sites_setup(PyObject *unused, PyObject *args);
+PyObject *arena_py_sites_ready(PyObject *unused, PyObject *unused2);
 PyObject *arena_py_walker(PyObject *unused, PyObject *address);
 
 /* audit.c */

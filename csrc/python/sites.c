@@ -111,7 +111,7 @@ static uint32_t walk(uintptr_t *key, uint32_t depth) {
 #define WORDS (2 * (ARENA__DEPTH + BEYOND))
 
 /* What was found for frames as they are, by their hash: a site, or that own ones are among them. */
-#define KNOWN 512
+#define KNOWN 2048
 #define HAS_OWN UINT32_MAX
 static struct known {
     uint32_t words, number, depth, beyond;
@@ -225,21 +225,13 @@ typedef struct entry {
     enum { LISTED, PINNED, COUNTED } state; /* PINNED: a view holds it, and is in the map itself */
 } entry;
 
-static entry *entries; /* 0 is none */
-static uint32_t entry_count, entry_room, free_entries;
+/* A table of a fixed size, for to grow it would be an allocation of the tick that grows it: 40 MB of
+ * addresses, of which what is used becomes resident. Handles beyond it have no entry. 0 is none. */
+enum { ENTRIES = 1 << 20 };
+static entry *entries;
+static uint32_t entry_count, free_entries;
 static Scope *first_waiting, *last_waiting; /* by when they ended */
 static uint64_t ended;                      /* ticks that recorded sites */
-
-static ARENA__NOINLINE uint32_t more_entries(void) {
-    if (entry_count + 1 >= entry_room) {
-        uint32_t room = entry_room ? entry_room * 2 : 256;
-        entry *more = PyMem_Realloc(entries, room * sizeof *more);
-        if (!more) return 0;
-        entries = more;
-        entry_room = room;
-    }
-    return ++entry_count;
-}
 
 static void list_entry(uint32_t number) {
     entry *e = &entries[number];
@@ -260,12 +252,14 @@ static void unlist_entry(uint32_t number) {
     if (e->next) entries[e->next].prev = e->prev;
 }
 
-/* A handle of a tick that records sites. Without memory it has none. */
+/* A handle of a tick that records sites. */
 void arena_py_entry_new(Handle *handle) {
     uint32_t at = arena_py_site(handle->scope->tick.depth), number = free_entries;
     if (number)
         free_entries = entries[number].next;
-    else if (!(number = more_entries()))
+    else if (entries && entry_count + 1 < ENTRIES)
+        number = ++entry_count;
+    else
         return;
     handle->entry = number;
     entries[number].handle = handle;
@@ -343,7 +337,7 @@ void arena_py_entries_ended(Scope *scope) {
 /* A handle is used after its tick. */
 void arena_py_note_use(Handle *handle) {
     Scope *scope = handle->scope;
-    if (!arena__traced()) return;
+    if (!arena__traced() && !scope->tick.depth) return;
     int depth = scope->tick.depth > arena_tracing() ? scope->tick.depth : arena_tracing();
     entry *e = handle->entry ? &entries[handle->entry] : NULL;
     uint32_t used = arena_py_site(depth);
@@ -514,6 +508,13 @@ PyObject *arena_py_sites_setup(PyObject *unused, PyObject *args) {
         if (!known) return PyErr_NoMemory();
     }
     arena__site_outer = site_outer;
+    Py_RETURN_NONE;
+}
+
+/* _sites_ready(): sites are about to be recorded. */
+PyObject *arena_py_sites_ready(PyObject *unused, PyObject *unused2) {
+    (void)unused, (void)unused2;
+    if (!entries && !(entries = arena__system.map(ENTRIES * sizeof *entries))) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 

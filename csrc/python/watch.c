@@ -71,14 +71,23 @@ int arena_py_want_objects(void) {
 /* Sites are recorded in this tick, `depth` frames of each. */
 static int record_sites(Scope *scope, int depth, bool by_itself) {
     arena_tick *tick = &scope->tick;
+    Py_ssize_t size = 0;
     const char *name = NULL;
+    PyObject *plain = NULL;
     if (by_itself && arena__trace_hold() != ARENA_OK) {
         PyErr_NoMemory();
         return -1;
     }
     scope->holds_trace = by_itself;
-    if (scope->name && !(name = PyUnicode_AsUTF8AndSize(scope->name, NULL))) PyErr_Clear();
+    if (scope->name) name = PyUnicode_AsUTF8AndSize(scope->name, &size);
+    if (scope->name && (!name || strlen(name) != (size_t)size)) { /* a lone surrogate, or a NUL */
+        PyErr_Clear();
+        plain = PyUnicode_AsEncodedString(scope->name, "unicode_escape", NULL);
+        name = plain ? PyBytes_AsString(plain) : NULL;
+        if (!plain) PyErr_Clear();
+    }
     tick->named = arena__name_turn(name);
+    Py_XDECREF(plain);
     tick->begun = arena_py_site(depth);
     tick->over = 0;
     tick->depth = (uint8_t)depth;
