@@ -127,7 +127,7 @@ def test_an_unwrapped_script_is_run_as_python_does_and_mapped(tmp_path: Path) ->
     own = ["sub/leaky.py", "-x", "--json", "mine", "--", "a b"]
     assert result.stdout == f"the program's own {own} __main__ {script} {script.parent}\n"
     assert "50 ticks in" in result.stderr
-    assert "2 keep growing, by 200.0 B a tick" in result.stderr
+    assert "2 keep growing, by 200 B a tick" in result.stderr
     assert "sub/leaky.py:9 in Handler.handle" in result.stderr
     assert 'kept.append(arena.strdup_persist("x" * 100))' in result.stderr
     assert "from sub/leaky.py:15 in main" in result.stderr
