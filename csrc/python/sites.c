@@ -111,7 +111,8 @@ static uint32_t walk(uintptr_t *key, uint32_t depth) {
 #define WORDS (2 * (ARENA__DEPTH + BEYOND))
 
 /* What was found for frames as they are, by their hash: a site, or that own ones are among them. */
-#define KNOWN 2048
+#define KNOWN_BITS 11
+#define KNOWN (1 << KNOWN_BITS)
 #define HAS_OWN UINT32_MAX
 static struct known {
     uint32_t words, number, depth, beyond;
@@ -167,9 +168,9 @@ static uint32_t look(uint32_t depth, uint32_t beyond) {
     uintptr_t key[WORDS], hash = depth;
     uint32_t frames = (walker ? walker : walk)(key, depth + beyond);
     if (!frames) return 0;
-    for (uint32_t i = 0; i < 2 * frames; i += 2) /* an address has 48 bits */
-        hash = (hash ^ key[i] ^ key[i + 1] << 48) * 0x9E3779B97F4A7C15u;
-    struct known *place = &known[(hash >> 32) % KNOWN];
+    for (uint32_t i = 0; i < 2 * frames; i += 2) /* the second product is not in the chain */
+        hash = (hash ^ key[i] ^ key[i + 1] * 0xD6E8FEB86659FD93u) * 0x9E3779B97F4A7C15u;
+    struct known *place = &known[hash >> (64 - KNOWN_BITS)]; /* all bits reach the highest ones */
     if (ARENA__LIKELY(place->words == 2 * frames && place->depth == depth && place->beyond == beyond &&
                       !memcmp(place->key, key, 2 * frames * sizeof *key)))
         return place->number;
