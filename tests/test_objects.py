@@ -943,22 +943,24 @@ def test_what_had_escaped_goes_back_when_it_dies_with_no_tick_open(host: Host) -
     assert after.cached <= before.cached + 3 * MIB
 
 
-@pytest.mark.as_ever
-def test_small_ticks_make_no_system_call_to_give_memory_back(host: Host) -> None:
-    def turn() -> None:
-        with host.tick():
-            blocks = [MALLOC["Mem"](size) for size in (600, 5000, 100_000) for _ in range(5)]
-            for block in blocks:
-                FREE["Mem"](block)
-
-    for _ in range(40):
-        turn()
-    before = object_stats()
-    for _ in range(200):
-        turn()
-    after = object_stats()
-    assert after.given_back == before.given_back
-    assert after.spans + after.cached == before.spans + before.cached
+def test_small_ticks_make_no_system_call_to_give_memory_back() -> None:
+    """In a process of its own: holes between what earlier tests left behind do go back."""
+    code = """
+import arena
+def turn():
+    with arena.tick(objects=True):
+        blocks = [bytes(size) for size in (600, 5000, 100_000) for _ in range(5)]
+        del blocks
+for _ in range(40):
+    turn()
+before = arena.object_stats()
+for _ in range(200):
+    turn()
+after = arena.object_stats()
+print(after.given_back - before.given_back, after.spans + after.cached - before.spans - before.cached)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("0 0\n", "")
 
 
 def test_trim_gives_back_all_that_holds_no_block(host: Host) -> None:
