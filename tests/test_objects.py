@@ -957,7 +957,8 @@ before = arena.object_stats()
 for _ in range(200):
     turn()
 after = arena.object_stats()
-print(after.given_back - before.given_back, after.spans + after.cached - before.spans - before.cached)
+held = after.spans + after.cached - before.spans - before.cached
+print(after.given_back - before.given_back, held)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("0 0\n", "")
