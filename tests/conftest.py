@@ -35,6 +35,17 @@ settings.register_profile("ci", _BASE, max_examples=260, stateful_step_count=60)
 settings.register_profile("long", _BASE, max_examples=4800, stateful_step_count=100)
 settings.load_profile(os.environ.get("ARENA_PROFILE", "quick"))
 
+
+def pytest_collection_finish() -> None:
+    """Leave what the session itself is made of out of later collections.
+
+    The models collect garbage for each example; with all modules of the suite imported that took
+    as long as the rest of it.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 # Counters that a test must leave as it found them. Bytes of persisted memory are left out: objects
 # of the test session itself may hold a persisted string that has grown, and the count tells more.
 GUARDED = (

@@ -61,6 +61,7 @@ static int set_trace(Tick *tick, PyObject *value) {
     int depth;
     if (arena_py_depth(value, &depth) < 0) return -1;
     tick->trace = (uint8_t)depth;
+    if (!depth) return 0;
     PyObject *found = PyObject_CallNoArgs(arena_py_lent.prepare);
     Py_XDECREF(found);
     return found ? 0 : -1;
