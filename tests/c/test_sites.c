@@ -133,13 +133,13 @@ static void test_a_history_rises_with_what_it_counts(void) {
 /* What is alive between two events counts for the whole time between them. */
 static void check_plateau(const arena_escape *row, void *arg) {
     const int *line = arg;
-    bool found = false;
+    bool flat = false;
     if (!row->site_depth || row->site[0].line != *line) return;
     for (size_t i = 0; i < row->points; i++) {
         CHECK(i == 0 || row->history[i].turn >= row->history[i - 1].turn);
-        found |= row->history[i].turn > 72 && row->history[i].turn < 80 && row->history[i].low == 16;
+        flat |= row->history[i].turn > 72 && row->history[i].turn < 80 && row->history[i].low == 16;
     }
-    CHECK(found && row->history[row->points - 1].low == 24);
+    CHECK(flat && row->history[row->points - 1].low == 24);
 }
 
 static void test_a_history_knows_how_long_nothing_happened(void) {
@@ -361,6 +361,7 @@ static int exit_of(bool handled, int flags) {
 
 /* A fault that is not in a dead tick is the business of whoever handled it before the first audit. */
 static void test_other_faults_go_to_the_handler_before(void) {
+    if (arena__on_valgrind) return; /* it tells of the fault itself, and has its own exit status */
     CHECK(exit_of(true, 0) == 42);
     CHECK(exit_of(true, SA_SIGINFO) == 43);
     CHECK(exit_of(false, 0) == -SIGSEGV);
@@ -372,7 +373,7 @@ static void test_more_touches_than_fit_are_let_go_on(void) {
     arena_tick *tick = arena_begin("touches");
     int line = __LINE__ + 1;
     volatile char *block = arena_alloc(tick, PAGES * 4096);
-    CHECK(arena_end(tick) == ARENA_OK);
+    CHECK(block && arena_end(tick) == ARENA_OK);
     unsigned sum = 0;
     for (unsigned i = 0; i < PAGES; i++) sum += (unsigned char)block[i * 4096];
     CHECK(sum == 0);
