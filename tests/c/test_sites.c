@@ -255,6 +255,89 @@ static void test_a_pin_is_held_by_the_view_that_lives(void) {
     CHECK(stats().pinned == 0);
 }
 
+static void *no_map(size_t size) {
+    (void)size;
+    return NULL;
+}
+
+static void *no_resize(void *old, size_t size) {
+    (void)old, (void)size;
+    return NULL;
+}
+
+/* Before anybody has asked for sites, or when there is no memory for their tables. */
+static void test_without_tables_nothing_is_recorded_and_nothing_fails(void) {
+    arena__os real = arena__system;
+    const arena_frame frame = {"f.c", "f", 1};
+    const uintptr_t key = 1;
+    const arena_frame *frames;
+    arena__system.map = no_map;
+    CHECK(arena_trace(1) == ARENA_E_NOMEM && arena__trace_hold() == ARENA_E_NOMEM);
+    CHECK(arena_audit(1 << 20) == ARENA_E_NOMEM && arena_audit_now() == 0);
+    arena__system = real;
+    CHECK(arena__site_find(&key, 1) == 0 && arena__site_add(&key, 1, &frame, 1) == 0);
+    CHECK(arena__site_frames(0, &frames) == 0 && frames == NULL);
+    CHECK(arena__name_turn("x") == 0 && arena__row_add(ARENA_ESCAPE_PERSIST, 0, NULL, 1) == 0);
+    arena_tick *tick = arena_begin("none");
+    CHECK(arena__row_use(0, 0, tick) == 0 && arena__view_add(NULL, 0) == NULL);
+    CHECK(arena_end(tick) == ARENA_OK);
+    arena__row_sub(0, 1), arena__row_resize(0, 1, 2), arena__row_example(0, "x", 1);
+    CHECK(!arena__row_wants_example(0));
+}
+
+static void test_each_call_of_the_macro_form_says_where_it_stands(void) {
+    arena_tick *tick = arena_begin("macros");
+    char *piece = arena_realloc(tick, arena_zalloc(tick, 10), 10, 5000);
+    CHECK(piece && arena_strndup(tick, "text", 2) && arena_memdup(tick, "x", 1));
+    CHECK(arena_strbuf_new(tick, 10) && arena_alloc(tick, 0));
+    int line = __LINE__ + 1;
+    char *kept[] = {arena_zalloc_persist(4), arena_strndup_persist("text", 2), arena_printf_persist("%d", 5)};
+    kept[0] = arena_realloc_persist(kept[0], 8);
+    CHECK(find("persist", line).row.bytes == 8 + 3 + 2 && find("persist", line).row.count == 3);
+    for (unsigned i = 0; i < 3; i++) arena_free_persist(kept[i]);
+    CHECK(find("persist", line).row.bytes == 0 && arena_end(tick) == ARENA_OK);
+}
+
+static void test_an_example_is_cut_between_characters_and_the_first_one_stays(void) {
+    char long_text[300];
+    for (size_t i = 0; i + 1 < sizeof long_text; i += 2) memcpy(long_text + i, "\xC3\xA9", 2);
+    char *kept = arena_strdup_persist("x");
+    uint32_t row = arena__persist_row(kept);
+    CHECK(arena__row_wants_example(row));
+    arena__row_example(row, long_text, sizeof long_text);
+    CHECK(!arena__row_wants_example(row));
+    arena__row_example(row, "late", 4);
+    arena_free_persist(kept);
+    CHECK(arena__persist_row(NULL) == 0);
+}
+
+/* A view for which there was no memory is a view all the same; a grave is not dug. */
+static void test_what_there_is_no_memory_for_is_let_go_of(void) {
+    arena__os real = arena__system;
+    CHECK(arena_audit(1 << 20) == ARENA_OK);
+    arena_tick *tick = arena_begin("no memory");
+    CHECK(arena_alloc(tick, 10) != NULL);
+    arena__system.resize = no_resize;
+    CHECK(arena__view_add(chunk_of(tick), 0) == NULL);
+    CHECK(arena_alloc(tick, 10) != NULL && arena_end(tick) == ARENA_OK);
+    arena__system = real;
+    CHECK(stats().quarantined == 0);
+    CHECK(arena_audit(0) == ARENA_OK);
+}
+
+static void test_a_long_tick_knows_all_its_pieces(void) {
+    volatile char *piece = NULL;
+    CHECK(arena_audit(1 << 20) == ARENA_OK);
+    arena_tick *tick = arena_begin("long");
+    for (unsigned i = 0; i < 100; i++) CHECK(arena_alloc(tick, 16) != NULL);
+    int line = __LINE__ + 1;
+    piece = arena_strdup(tick, "last");
+    CHECK(arena_end(tick) == ARENA_OK && piece[0] == 'l');
+    CHECK(find("stale", line).row.uses == 1);
+    tick = arena_begin("empty");
+    CHECK(arena_end(tick) == ARENA_OK && arena_audit(0) == ARENA_OK);
+}
+
 static void test_names_and_sites_that_no_longer_fit_are_counted_together(void) {
     char name[32];
     for (unsigned i = 0; i < 1100; i++) {
@@ -394,6 +477,7 @@ static void test_words_of_an_audit(void) {
 
 int main(void) {
     RUN(test_off_records_nothing);
+    RUN(test_without_tables_nothing_is_recorded_and_nothing_fails);
     RUN(test_other_faults_go_to_the_handler_before); /* before the first audit of this process */
     RUN(test_a_depth_is_from_0_to_32);
     RUN(test_planted_escapes_are_named_by_file_and_line);
@@ -412,6 +496,10 @@ int main(void) {
     RUN(test_a_secret_is_not_kept);
     RUN(test_more_touches_than_fit_are_let_go_on);
     RUN(test_words_of_an_audit);
+    RUN(test_each_call_of_the_macro_form_says_where_it_stands);
+    RUN(test_an_example_is_cut_between_characters_and_the_first_one_stays);
+    RUN(test_what_there_is_no_memory_for_is_let_go_of);
+    RUN(test_a_long_tick_knows_all_its_pieces);
     RUN(test_names_and_sites_that_no_longer_fit_are_counted_together);
     CHECK(arena_trace(0) >= 0);
     return 0;
