@@ -751,3 +751,34 @@ def test_a_map_is_written_to_paths_only(path: Any) -> None:
     for write in (arena.escapes().to_json, arena.escapes().to_html):
         with pytest.raises((TypeError, ValueError)):
             write(path)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: _native._own_folder("x"), TypeError),
+        (lambda: _native._own_folder(1, "x"), TypeError),
+        (lambda: _native._own_folder("x", 1), TypeError),
+        (lambda: _native._objects_always(1), TypeError),
+        (lambda: _native._objects_connected("x"), TypeError),
+        (lambda: _native._objects_connected(0), ImportError),
+        (lambda: _native._walker("x"), TypeError),
+    ],
+)
+def test_what_the_package_hands_over_is_checked(call: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        call()
+
+
+def test_a_tick_tells_its_options_before_and_while_it_is_open() -> None:
+    assert (arena.tick(trace=3).trace, arena.tick().objects) == (3, False)
+    with arena.tick(trace=3) as t:
+        assert t.trace == 3
+
+    @arena.tick("all", escapes="raise", wipe=True, trace=1)
+    def fn() -> tuple[bool, int]:
+        current = arena.current()
+        assert current is not None
+        return current.wipe, current.trace
+
+    assert fn() == (True, 1)
