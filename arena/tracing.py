@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from types import TracebackType
 from typing import Self
 
@@ -16,13 +17,14 @@ DEPTH = 32
 BUDGET = "256 MiB"
 
 
-class _Setting:
+class _Setting(abc.ABC):
     """What a switch has set. As a context manager, its end sets what was before."""
 
     __slots__ = ()
 
+    @abc.abstractmethod
     def _restore(self) -> None:
-        raise NotImplementedError
+        """Set what was before."""
 
     def __enter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ What else the loop keeps, it keeps in a Store that replaces what it holds, and n
 
 from __future__ import annotations
 
+import abc
 import gc
 import re
 from collections.abc import Callable
@@ -32,7 +33,7 @@ def remembering() -> tuple[Callable[[object], None], list[object]]:
     return remember, kept
 
 
-class Planted(Mind):
+class Planted(Mind, abc.ABC):
     """The demo's mind, which leaves three things behind in each turn."""
 
     def __init__(self, feed: list[str]) -> None:
@@ -46,8 +47,9 @@ class Planted(Mind):
         self.plant(scratch, f"{number} " + "x" * 700, number)
         return whole
 
+    @abc.abstractmethod
     def plant(self, scratch: Any, text: str, number: int) -> None:
-        raise NotImplementedError
+        """Leave something behind on three lines."""
 
 
 class Scratch(Planted):
