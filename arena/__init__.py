@@ -29,6 +29,7 @@ from arena._native import (
     strdup,
     strdup_persist,
     tick,
+    trim,
 )
 from arena._version import __version__
 from arena.debugging import Debug, debug
@@ -39,15 +40,20 @@ from arena.errors import (
     LimitError,
     StaleError,
     TickError,
+    TrimError,
     WrongThreadError,
 )
 from arena.escapes import Escape, EscapeMap, Frame, escapes
+from arena.exporting import export_ticks
 from arena.growth import assert_no_growth
 from arena.loop import Ticks, ticks
 from arena.memory import Stats, stats
 from arena.objects import ObjectStats, object_stats
+from arena.retention import Retention, set_retention
 from arena.store import Store
 from arena.tracing import Audit, Trace, audit, trace
+from arena.trimmer import Trimmer, TrimmerStats
+from arena.trimming import TrimResult, trim_async
 
 __all__ = [
     "ArenaError",
@@ -61,6 +67,7 @@ __all__ = [
     "GrowthError",
     "LimitError",
     "ObjectStats",
+    "Retention",
     "StaleError",
     "Stats",
     "Store",
@@ -70,6 +77,10 @@ __all__ = [
     "TickError",
     "Ticks",
     "Trace",
+    "TrimError",
+    "TrimResult",
+    "Trimmer",
+    "TrimmerStats",
     "WrongThreadError",
     "__version__",
     "alloc",
@@ -82,9 +93,11 @@ __all__ = [
     "debug",
     "end",
     "escapes",
+    "export_ticks",
     "object_stats",
     "persist",
     "set_limit",
+    "set_retention",
     "stats",
     "strbuf",
     "strbuf_persist",
@@ -93,4 +106,6 @@ __all__ = [
     "tick",
     "ticks",
     "trace",
+    "trim",
+    "trim_async",
 ]

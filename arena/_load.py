@@ -49,6 +49,12 @@ def _connect() -> None:
     prepare()
 
 
+def _trim(*args: Any, **kwargs: Any) -> Any:
+    from arena.trimming import trim
+
+    return trim(*args, **kwargs)
+
+
 _walker_sought = False
 
 
@@ -92,6 +98,16 @@ if os.environ.get("ARENA_OBJECTS", "") not in ("", "0", "1"):
         f"ARENA_OBJECTS={os.environ['ARENA_OBJECTS']!r} is not understood: it takes 0 or 1",
         name="arena",
     )
+if os.environ.get("ARENA_EXPORT", "") not in ("", "0", "1"):
+    raise ImportError(
+        f"ARENA_EXPORT={os.environ['ARENA_EXPORT']!r} is not understood: it takes 0 or 1",
+        name="arena",
+    )
+if os.environ.get("ARENA_TRIM", "").lower() not in ("", "on", "off"):
+    raise ImportError(
+        f"ARENA_TRIM={os.environ['ARENA_TRIM']!r} is not understood: it takes on or off",
+        name="arena",
+    )
 match _native.lib.arena_py_register():
     case 0:
         pass
@@ -107,6 +123,7 @@ _native._lend(
     decorate=_decorate,
     connect=_connect,
     prepare=prepare,
+    trim=_trim,
 )
 _folder = os.path.dirname(os.path.abspath(__file__))
 _native._own_folder(os.path.join(_folder, ""), os.path.join(_folder, "cli", "_mind.py"))

@@ -12,6 +12,7 @@ __all__ = [
     "LimitError",
     "StaleError",
     "TickError",
+    "TrimError",
     "WrongThreadError",
 ]
 
@@ -45,6 +46,10 @@ class LimitError(ArenaError, MemoryError):
 
 class EscapeError(ArenaError, BufferError):
     """A tick opened with ``escapes="raise"`` ended while views into it were alive."""
+
+
+class TrimError(ArenaError, RuntimeError):
+    """A second ``Trimmer`` was started while one runs: the text names the first."""
 
 
 class GrowthError(ArenaError, AssertionError):

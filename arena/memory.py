@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from arena._native import ffi, lib
+from arena.retention import Retention, retention
 
 __all__ = ["Stats", "stats"]
 
@@ -62,10 +63,12 @@ class Stats:
     """The most bytes that the process may hold, or None: see ``set_limit()``."""
     quarantined: int
     """Bytes of chunks of ended ticks that an ``audit()`` keeps now."""
+    retention: tuple[Retention, ...]
+    """What is cached by which policy: see ``set_retention()``."""
 
 
 _NO_LIMIT = 2**64 - 1
-_FIELDS = tuple(field.name for field in dataclasses.fields(Stats))
+_COUNTERS = tuple(field.name for field in dataclasses.fields(Stats) if field.name != "retention")
 
 
 def stats() -> Stats:
@@ -76,7 +79,7 @@ def stats() -> Stats:
     """
     raw = ffi.new("arena_stats *")
     lib.arena_stats_get(raw)
-    values = {name: getattr(raw, name) for name in _FIELDS}
+    values = {name: getattr(raw, name) for name in _COUNTERS}
     if values["limit"] == _NO_LIMIT:
         values["limit"] = None
-    return Stats(**values)
+    return Stats(**values, retention=retention())

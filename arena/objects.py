@@ -108,3 +108,11 @@ def object_stats() -> ObjectStats:
     raw = _module.ffi.new("arena_objects_stats *")
     _module.lib.arena_objects_stats_get(raw)
     return ObjectStats(**{name: getattr(raw, name) for name in names})
+
+
+def give_back() -> int:
+    """Give memory without a block back to the system, and return how many bytes.
+
+    Any thread may call it. C: arena_objects_trim.
+    """
+    return 0 if _module is None else int(_module.lib.arena_objects_trim())

@@ -91,8 +91,45 @@ int arena_error(void);
 void arena_stats_get(arena_stats *out);
 
 /* Gives cached chunks back to the operating system until at most `keep` bytes are cached.
- * Returns the bytes given back. Unmaps outside of any lock. */
+ * Returns the bytes given back. In slices: no lock is held for long, and unmaps outside of any. */
 size_t arena_trim(size_t keep);
+
+/* Retention: which chunks of ended ticks stay cached for the next ones. ADAPTIVE: those that the last two
+ * windows of 10 ends of ticks needed at their peak. ALL, NONE: all of them, none. BYTES: until so many
+ * are cached, without forgetting them. Larger requests than 4 MiB have mappings of their own, which are
+ * never kept. Sets it for the process (NULL or "" for `name`), or for the ticks of a name that begin from
+ * now on: they have a cache of their own then. AS_PROCESS undoes that. Returns ARENA_OK;
+ * ARENA_E_LIMIT when 15 names have had one, ARENA_E_INVALID. */
+enum {
+    ARENA_RETAIN_ADAPTIVE = 0,
+    ARENA_RETAIN_ALL = 1,
+    ARENA_RETAIN_NONE = 2,
+    ARENA_RETAIN_BYTES = 3,
+    ARENA_RETAIN_AS_PROCESS = 4
+};
+int arena_retain(const char *name, int policy, size_t bytes);
+
+/* What is retained: of the process first, then of each name with a policy. Fills at most `room` rows and
+ * returns how many there are. */
+typedef struct arena_retained {
+    char name[32]; /* "": the process's */
+    int policy;
+    uint64_t most;   /* for ARENA_RETAIN_BYTES */
+    uint64_t cached; /* bytes now */
+    uint64_t needed; /* by the last two windows at their peak, whatever the policy */
+} arena_retained;
+size_t arena_retention(arena_retained *out, size_t room);
+
+/* Ticks that have ended, ever: arena_stats.ticks_ended, without a look at all the rest. */
+uint64_t arena_ticks_ended(void);
+
+/* Lets others see that number from outside, within ARENA_EXPORT_EVERY ticks: as 16 bytes of a memfd named
+ * "arena-ticks", which has an entry in /proc/PID/fd: "ARENAtk1" and the number as a uint64 of this
+ * machine's order. It costs one file descriptor and one page. A child that is forked has one of its own.
+ * ARENA_EXPORT=1 in the environment does it at the start. Returns ARENA_OK, also when it is done already;
+ * ARENA_E_NOMEM when the system gives no descriptor, ARENA_E_INVALID where there are no memfds. */
+enum { ARENA_EXPORT_EVERY = 10 };
+int arena_export_ticks(void);
 
 /* The most bytes that the process may hold, exact to the byte: what callers asked for in open ticks,
  * persisted memory and strays. SIZE_MAX lifts the limit. ARENA_E_INVALID when more is held already.
@@ -233,9 +270,44 @@ size_t arena_size_persist(const void *persisted);
 /* Frees what a `_persist` call (or a stray) gave, growing strings too. NULL is fine. */
 void arena_free_persist(void *persisted);
 
+/* The allocator behind malloc, resolved once: ARENA_HEAP_NONE when it has no way to give memory back
+ * (musl's), or when that is not known. */
+enum {
+    ARENA_HEAP_NONE = 0,
+    ARENA_HEAP_GLIBC = 1,
+    ARENA_HEAP_JEMALLOC = 2,
+    ARENA_HEAP_MIMALLOC = 3,
+    ARENA_HEAP_MACOS = 4
+};
+int arena_heap_kind(void);
+const char *arena_heap_name(int kind);
+
 /* cdef end */
 
-/* Not for cffi, which knows no va_list. */
+/* Not for cffi, whose calls keep the GIL here: gives cached chunks back until at most `keep` bytes are
+ * cached, in slices until `budget` nanoseconds are over (UINT64_MAX: no matter), then what is free inside
+ * the C heap, unless the walk is predicted to pass the budget. That may take hundreds of milliseconds,
+ * in which others who allocate from the heap wait. At most one runs in the process: a call that comes
+ * meanwhile waits for it and gets its figures. Returns ARENA_OK, or ARENA_E_INVALID without `out`. */
+#define ARENA_TRIM_KEEP_RETAINED SIZE_MAX /* for `keep`: what the retention wants stays */
+enum { ARENA_TRIM_NO_HEAP = 0, ARENA_TRIM_TOO_DEAR = 1, ARENA_TRIM_WALKED = 2 };
+typedef struct arena_trimmed {
+    uint64_t run;      /* 1, 2, ...: which one in the process */
+    uint64_t before;   /* resident memory in bytes; 0: not known here */
+    uint64_t after;
+    uint64_t chunks;   /* bytes of cached chunks given back, */
+    uint64_t kept;     /* and that are still cached */
+    uint64_t ns;       /* nanoseconds in all, */
+    uint64_t chunk_ns; /* for the chunks, */
+    uint64_t heap_ns;  /* and for the walk of the heap */
+    int backend;       /* ARENA_HEAP_* */
+    int heap;          /* ARENA_TRIM_*: what became of the walk */
+    int code;          /* what the allocator returned. Not a success flag */
+    int shared;        /* 1: another caller's run */
+} arena_trimmed;
+int arena_trim_all(size_t keep, uint64_t budget, uint64_t predicted, arena_trimmed *out);
+
+/* Nor these: it knows no va_list. */
 char *arena_vprintf(arena_tick *tick, const char *format, va_list args);
 char *arena_vprintf_persist(const char *format, va_list args);
 

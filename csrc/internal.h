@@ -23,7 +23,10 @@
 #define ARENA__CLASSES 7 /* 64 KiB << 0 .. 6: up to 4 MiB; larger requests are oversize */
 #define ARENA__CHUNK_MAX (ARENA__CHUNK_MIN << (ARENA__CLASSES - 1))
 #define ARENA__OVERSIZE 255
+#define ARENA__POOLS 16 /* the process's, and those of names with a policy of their own */
+#define ARENA__SLICE 64 /* chunks that a trim takes at a time */
 #define ARENA__WINDOW 10 /* ticks: see pages.c on retention */
+_Static_assert(ARENA__WINDOW == ARENA_EXPORT_EVERY, "a window's end updates what is exported");
 
 /* "No limit": so large that no sum of two sizes below it can overflow. */
 #define ARENA__UNLIMITED (SIZE_MAX / 4)
@@ -48,6 +51,7 @@ typedef struct arena__chunk {
     size_t pins;               /* live views into it; guarded by the pages lock */
     uint16_t lead;             /* bytes of its mapping before this header, when it is guarded */
     uint8_t klass;             /* size class, or ARENA__OVERSIZE */
+    uint8_t pool;          /* where it goes back to */
     bool alone;                /* holds one allocation, which may grow to the chunk's end */
     bool orphan;               /* its tick has ended; the last view frees it */
     bool wipe;                 /* an orphan of a tick that is to be zeroed */
@@ -92,6 +96,7 @@ struct arena_tick {
     bool wipe;     /* its memory is zeroed at the end */
     bool detached; /* not on a C stack: the Python types keep their own order */
     uint8_t depth; /* frames of a site that are recorded; 0: none */
+    uint8_t pool;  /* where its chunks come from */
     uint32_t named;      /* while sites are recorded: the number of its name, */
     uint32_t begun, over; /* and the sites of its begin and its end */
     struct arena__log *log; /* where its pieces come from: see audit.c */
@@ -189,6 +194,10 @@ void arena__quarantine_sub(size_t size);
 void arena__pin(arena__chunk *chunk);
 void arena__unpin(arena__chunk *chunk);
 void arena__pages_stats(arena_stats *out);
+size_t arena__chunks_trim(size_t keep, uint64_t deadline);
+size_t arena__cached(void);
+extern _Atomic unsigned arena__named_pools; /* of names with a policy of their own */
+uint8_t arena__pool_of(const char *name);
 void arena__lock(void);
 void arena__unlock(void);
 
@@ -242,6 +251,22 @@ extern _Atomic bool arena__counting;
 static inline void arena__charge(arena_tick *tick, size_t size) {
     ARENA__STORE(tick->room, ARENA__LOAD(tick->room) - size);
 }
+
+/* export.c */
+void arena__export_update(uint64_t ended);
+void arena__export_forked(void);
+
+/* trim.c. A reader of the heap's figures begins, unless a trim runs, and then ends. */
+extern int (*arena__walk_heap)(void); /* a test may supply its own */
+bool arena__sample_begin(void);
+void arena__sample_end(void);
+void arena__trim_forking(void);
+void arena__trim_forked(bool child);
+unsigned arena__trim_waiting(void);
+/* How many bytes are free inside the heap, in how many pieces (0: not told). False: not known, or a
+ * trim runs. Walks the heap's lists of free pieces under its lock. */
+bool arena__heap_look(uint64_t *free, uint64_t *pieces);
+uint64_t arena__now_ns(void);
 
 /* alloc.c */
 void *arena__take(arena_tick *tick, size_t size, arena__chunk **chunk);

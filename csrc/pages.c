@@ -9,7 +9,12 @@
  * it evicts the class that the steady loop needs to make room for one that a spike left behind,
  * and then every tick maps and unmaps. A window is ARENA__WINDOW ends of ticks, whether they held
  * memory or not. At its end, what neither it nor the window before needed at its peak goes. So a
- * spike is forgotten after at most 3 * ARENA__WINDOW ticks.
+ * spike is forgotten after at most 3 * ARENA__WINDOW ticks. That is the adaptive policy; the others
+ * keep all, none, or so many bytes, and never look at windows.
+ *
+ * Ticks of a name that has a policy of its own have a pool of their own: what they return is kept, or
+ * not, apart from the others'. Windows are the process's for all pools, so that a name that never comes
+ * again keeps nothing either, under the adaptive policy.
  */
 #include "internal.h"
 
@@ -24,13 +29,21 @@
 
 _Static_assert(3 * ARENA__WINDOW <= 32, "a spike is forgotten within 32 ticks");
 
-static struct {
-    pthread_mutex_t lock;
+typedef struct pool {
+    char name[sizeof((arena_tick *)0)->name]; /* of its ticks; the first one's are all others */
+    int policy; /* ARENA_RETAIN_*; guarded by the lock, as all of it */
+    size_t most; /* bytes, for ARENA_RETAIN_BYTES */
+    size_t cached; /* bytes */
     arena__chunk *cache[ARENA__CLASSES];
     size_t cached_count[ARENA__CLASSES];
     size_t in_use[ARENA__CLASSES];   /* chunks of the class that open ticks hold */
     size_t peak_now[ARENA__CLASSES]; /* the most of it in this window */
     size_t peak_last[ARENA__CLASSES]; /* and in the window before */
+} pool;
+
+static struct {
+    pthread_mutex_t lock;
+    pool pools[ARENA__POOLS];
     arena_tick *open;
     size_t chunks; /* bytes, oversize included */
     size_t chunks_peak;
@@ -45,6 +58,7 @@ static struct {
     _Atomic uint64_t retired;
 } pages = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+_Atomic unsigned arena__named_pools;
 static size_t page = 4096;
 
 static void *os_map(size_t size) {
@@ -87,6 +101,7 @@ void arena__unlock(void) {
 }
 
 static void forking(void) {
+    arena__trim_forking();
     arena__audit_forking();
     arena__lock();
     arena__sites_lock();
@@ -98,30 +113,37 @@ static void unlock_all(void) {
     arena__audit_forked();
 }
 
+static void forked_parent(void) {
+    unlock_all();
+    arena__trim_forked(false);
+}
+
 /* A fork while another thread holds the lock would leave it locked for ever in the child. And the
  * ticks of the other threads are nobody's there: their memory goes, but for what a view shows. */
 static void forked(void) {
     unlock_all();
+    arena__trim_forked(true);
     arena__sweep(arena__self.id, true);
     arena__ticks_forked();
     /* Another thread may have been half way through taking or giving back: all is counted anew. */
     size_t strict = 0;
     pages.chunks = 0;
-    memset(pages.in_use, 0, sizeof pages.in_use);
+    for (pool *p = pages.pools; p < pages.pools + ARENA__POOLS; p++) memset(p->in_use, 0, sizeof p->in_use);
     for (const arena_tick *tick = pages.open; tick; tick = tick->open_next) {
         if (tick->strict) strict += arena__used(tick);
         for (const arena__chunk *chunk = tick->chunks; chunk; chunk = chunk->next) {
             pages.chunks += chunk->size;
-            if (chunk->klass < ARENA__CLASSES) pages.in_use[chunk->klass]++;
+            if (chunk->klass < ARENA__CLASSES) pages.pools[chunk->pool].in_use[chunk->klass]++;
         }
     }
     arena__held_forked(strict);
+    arena__export_forked();
 }
 
 __attribute__((constructor)) static void set_up(void) {
     long size = sysconf(_SC_PAGESIZE);
     if (size > 0) page = (size_t)size;
-    (void)pthread_atfork(forking, unlock_all, forked);
+    (void)pthread_atfork(forking, forked_parent, forked);
 }
 
 static size_t class_size(unsigned klass) {
@@ -186,22 +208,54 @@ static bool scrubs(const arena_tick *tick) {
     return tick->wipe || arena__checked() || (ARENA__LOAD(arena__debug_flags) & ARENA_DEBUG_FILL);
 }
 
+/* All pools that may hold anything. */
+#define EACH_POOL(p) \
+    (pool *p = pages.pools, *end = p + 1 + ARENA__LOAD(arena__named_pools); p < end; p++)
+
+/* Under the lock: takes a chunk that is cached, or NULL. */
+static arena__chunk *cache_take(pool *from, unsigned klass) {
+    arena__chunk *chunk = from->cache[klass];
+    if (!chunk) return NULL;
+    from->cache[klass] = chunk->next;
+    from->cached_count[klass]--;
+    from->cached -= chunk->size;
+    ARENA__SUB(pages.cached, chunk->size);
+    return chunk;
+}
+
+static void cache_put(pool *to, arena__chunk *chunk) {
+    if (chunk->extent > chunk->dirty) chunk->dirty = chunk->extent;
+    chunk->next = to->cache[chunk->klass];
+    to->cache[chunk->klass] = chunk;
+    to->cached_count[chunk->klass]++;
+    to->cached += chunk->size;
+    ARENA__ADD(pages.cached, chunk->size);
+}
+
 /* Under the lock: moves cached chunks of a class to `batch` until `keep` of them are left. */
-static arena__chunk *evict(unsigned klass, size_t keep, arena__chunk *batch) {
-    while (pages.cached_count[klass] > keep) {
-        arena__chunk *chunk = pages.cache[klass];
-        pages.cache[klass] = chunk->next;
-        pages.cached_count[klass]--;
-        ARENA__SUB(pages.cached, chunk->size);
+static arena__chunk *evict(pool *from, unsigned klass, size_t keep, arena__chunk *batch) {
+    while (from->cached_count[klass] > keep) {
+        arena__chunk *chunk = cache_take(from, klass);
         chunk->next = batch;
         batch = chunk;
     }
     return batch;
 }
 
-static size_t wanted(unsigned klass) {
-    size_t now = pages.peak_now[klass], last = pages.peak_last[klass];
+/* Chunks of the class that the window says are needed, whatever the policy. */
+static size_t needed(const pool *p, unsigned klass) {
+    size_t now = p->peak_now[klass], last = p->peak_last[klass];
     return now > last ? now : last;
+}
+
+/* Chunks of the class that are to stay cached. */
+static size_t wanted(const pool *p, unsigned klass) {
+    switch (p->policy) {
+    case ARENA_RETAIN_ADAPTIVE: return needed(p, klass) - p->in_use[klass]; /* never below the use */
+    case ARENA_RETAIN_AS_PROCESS:
+    case ARENA_RETAIN_NONE: return 0;
+    default: return p->cached_count[klass]; /* what is over the bytes was never put there */
+    }
 }
 
 /* The end of a window. Without a cache there is nothing to decide, and no lock to take. */
@@ -209,26 +263,30 @@ void arena__retention_roll(void) {
     arena__chunk *batch = NULL;
     if (!ARENA__LOAD(pages.cached)) return;
     arena__lock();
-    for (unsigned k = 0; k < ARENA__CLASSES; k++) {
-        size_t used = pages.in_use[k];
-        batch = evict(k, wanted(k) - used, batch); /* a peak is never below the use */
-        pages.peak_last[k] = pages.peak_now[k];
-        pages.peak_now[k] = used;
-    }
+    for EACH_POOL(p)
+        for (unsigned k = 0; k < ARENA__CLASSES; k++) {
+            batch = evict(p, k, wanted(p, k), batch);
+            p->peak_last[k] = p->peak_now[k];
+            p->peak_now[k] = p->in_use[k];
+        }
     arena__unlock();
     arena__chunks_discard(batch);
 }
 
-static void enter_use(size_t size, unsigned klass) {
+static void enter_use(size_t size, unsigned klass, pool *p) {
     pages.chunks += size;
     if (pages.chunks > pages.chunks_peak) pages.chunks_peak = pages.chunks;
-    if (klass < ARENA__CLASSES && ++pages.in_use[klass] > pages.peak_now[klass])
-        pages.peak_now[klass] = pages.in_use[klass];
+    if (klass < ARENA__CLASSES && ++p->in_use[klass] > p->peak_now[klass])
+        p->peak_now[klass] = p->in_use[klass];
+}
+
+static pool *pool_of(const arena__chunk *chunk) {
+    return &pages.pools[chunk->pool];
 }
 
 static void leave_use(const arena__chunk *chunk) {
     pages.chunks -= chunk->size;
-    if (chunk->klass < ARENA__CLASSES) pages.in_use[chunk->klass]--;
+    if (chunk->klass < ARENA__CLASSES) pool_of(chunk)->in_use[chunk->klass]--;
 }
 
 /* For a tick that is over, and kept by an audit, its chunks are not in use but in quarantine. */
@@ -236,32 +294,114 @@ static void take_in(const arena_tick *tick, size_t size, unsigned klass) {
     if (arena__state(tick) == ARENA__KEPT)
         ARENA__ADD(pages.quarantined, size);
     else
-        enter_use(size, klass);
+        enter_use(size, klass, &pages.pools[tick->pool]);
 }
 
 static void leave_quarantine(const arena__chunk *chunk) {
     ARENA__SUB(pages.quarantined, chunk->size);
-    enter_use(chunk->size, chunk->klass);
+    enter_use(chunk->size, chunk->klass, pool_of(chunk));
 }
 
-static void cache_put(arena__chunk *chunk) {
-    if (chunk->extent > chunk->dirty) chunk->dirty = chunk->extent;
-    chunk->next = pages.cache[chunk->klass];
-    pages.cache[chunk->klass] = chunk;
-    pages.cached_count[chunk->klass]++;
-    ARENA__ADD(pages.cached, chunk->size);
+/* Under the lock: whether the pool takes another cached chunk of this size. */
+static bool retains(const pool *p, size_t size) {
+    switch (p->policy) {
+    case ARENA_RETAIN_NONE: return false;
+    case ARENA_RETAIN_BYTES: return size <= p->most && p->cached <= p->most - size;
+    default: return true;
+    }
 }
 
 /* Under the lock: a chunk that nobody uses goes to the cache, or into the batch to discard. */
 static arena__chunk *let_go(arena__chunk *chunk, arena__chunk *batch) {
     bool reuse = !(ARENA__LOAD(arena__debug_flags) & (ARENA_DEBUG_NOREUSE | ARENA_DEBUG_GUARD));
+    pool *p = pool_of(chunk);
     leave_use(chunk);
-    if (chunk->klass < ARENA__CLASSES && reuse) {
-        cache_put(chunk);
+    if (ARENA__UNLIKELY(p->policy == ARENA_RETAIN_AS_PROCESS)) p = pages.pools; /* since it began */
+    if (chunk->klass < ARENA__CLASSES && reuse && retains(p, chunk->size)) {
+        cache_put(p, chunk);
         return batch;
     }
     chunk->next = batch;
     return chunk;
+}
+
+/* ---- Policies --------------------------------------------------------------------------------- */
+
+/* Under the lock: the pool of this name; NULL when it has none. */
+static pool *find_pool(const char *name) {
+    size_t length = strnlen(name, sizeof pages.pools->name - 1);
+    for (pool *p = pages.pools + 1; p <= pages.pools + ARENA__LOAD(arena__named_pools); p++)
+        if (strncmp(p->name, name, length) == 0 && p->name[length] == '\0') return p;
+    return NULL;
+}
+
+/* The number of the pool for a tick of this name that begins. */
+uint8_t arena__pool_of(const char *name) {
+    if (!name || !*name) return 0;
+    arena__lock();
+    const pool *p = find_pool(name);
+    uint8_t number = p && p->policy != ARENA_RETAIN_AS_PROCESS ? (uint8_t)(p - pages.pools) : 0;
+    arena__unlock();
+    return number;
+}
+
+/* Under the lock: what the policy of the pool does not keep. */
+static arena__chunk *enforce(pool *p) {
+    arena__chunk *batch = NULL;
+    size_t most = p->policy == ARENA_RETAIN_BYTES ? p->most : SIZE_MAX;
+    for (unsigned k = ARENA__CLASSES; k-- > 0;) {
+        size_t keep = wanted(p, k);
+        while (p->cached_count[k] > keep || (p->cached_count[k] && p->cached > most))
+            batch = evict(p, k, p->cached_count[k] - 1, batch);
+    }
+    return batch;
+}
+
+int arena_retain(const char *name, int policy, size_t bytes) {
+    bool process = !name || !*name;
+    if (policy < ARENA_RETAIN_ADAPTIVE || policy > ARENA_RETAIN_AS_PROCESS ||
+        (process && policy == ARENA_RETAIN_AS_PROCESS))
+        return arena__fail(ARENA_E_INVALID);
+    arena__lock();
+    pool *p = process ? pages.pools : find_pool(name);
+    if (!p) {
+        unsigned named = ARENA__LOAD(arena__named_pools);
+        if (policy == ARENA_RETAIN_AS_PROCESS) {
+            arena__unlock();
+            return ARENA_OK;
+        }
+        if (named + 1 == ARENA__POOLS) {
+            arena__unlock();
+            return arena__fail(ARENA_E_LIMIT);
+        }
+        p = pages.pools + named + 1;
+        size_t length = strnlen(name, sizeof p->name - 1);
+        memcpy(p->name, name, length); /* what is behind it is zero */
+        ARENA__STORE(arena__named_pools, named + 1);
+    }
+    p->policy = policy;
+    p->most = bytes;
+    arena__chunk *batch = enforce(p);
+    arena__unlock();
+    arena__chunks_discard(batch);
+    return ARENA_OK;
+}
+
+size_t arena_retention(arena_retained *out, size_t room) {
+    size_t count = 0;
+    arena__lock();
+    for EACH_POOL(p) {
+        if (p->policy == ARENA_RETAIN_AS_PROCESS) continue;
+        if (count < room) {
+            arena_retained *row = out + count;
+            *row = (arena_retained){.policy = p->policy, .most = p->most, .cached = p->cached};
+            memcpy(row->name, p->name, sizeof row->name);
+            for (unsigned k = 0; k < ARENA__CLASSES; k++) row->needed += needed(p, k) * class_size(k);
+        }
+        count++;
+    }
+    arena__unlock();
+    return count;
 }
 
 static size_t page_round(size_t size) {
@@ -306,12 +446,8 @@ arena__chunk *arena__chunk_get(arena_tick *tick, size_t need, bool alone) {
     arena__chunk *chunk = NULL;
 
     arena__lock();
-    if (klass < ARENA__CLASSES && pages.cache[klass]) {
-        chunk = pages.cache[klass];
-        pages.cache[klass] = chunk->next;
-        pages.cached_count[klass]--;
-        ARENA__SUB(pages.cached, chunk->size);
-    } else {
+    if (klass < ARENA__CLASSES) chunk = cache_take(&pages.pools[tick->pool], klass);
+    if (!chunk) {
         /* Mapping under the lock would make every thread wait for the kernel. */
         arena__unlock();
         chunk = klass < ARENA__CLASSES ? map_chunk(class_size(klass))
@@ -325,6 +461,7 @@ arena__chunk *arena__chunk_get(arena_tick *tick, size_t need, bool alone) {
     }
     chunk->extent = ARENA__HEAD;
     chunk->pins = 0;
+    chunk->pool = tick->pool;
     chunk->alone = alone;
     chunk->orphan = false;
     chunk->wipe = false;
@@ -588,20 +725,50 @@ void arena__unpin(arena__chunk *chunk) {
     arena__chunks_discard(batch);
 }
 
-size_t arena_trim(size_t keep) {
+/* Under the lock: takes a slice of what is cached beyond `keep`, the largest first. Each chunk that is
+ * taken costs a cache miss or two, so a slice is microseconds. */
+static arena__chunk *slice(size_t keep) {
     arena__chunk *batch = NULL;
-    arena__lock();
-    size_t before = pages.cached;
-    for (unsigned k = ARENA__CLASSES; k-- > 0 && pages.cached > keep;) {
-        size_t over = pages.cached - keep;
-        size_t drop = (over + class_size(k) - 1) / class_size(k);
-        size_t have = pages.cached_count[k];
-        batch = evict(k, have > drop ? have - drop : 0, batch);
+    size_t left = ARENA__SLICE;
+    for (unsigned k = ARENA__CLASSES; k-- > 0;)
+        for EACH_POOL(p) {
+            size_t have = p->cached_count[k], drop = 0;
+            if (keep == ARENA_TRIM_KEEP_RETAINED)
+                drop = have > wanted(p, k) ? have - wanted(p, k) : 0;
+            else if (pages.cached > keep)
+                drop = (pages.cached - keep + class_size(k) - 1) / class_size(k);
+            if (drop > have) drop = have;
+            if (drop > left) drop = left;
+            batch = evict(p, k, have - drop, batch);
+            left -= drop;
+        }
+    return batch;
+}
+
+/* Gives back what is cached beyond `keep` now, until the deadline: one slice at the least, and not what
+ * other threads put there meanwhile, or it might never end. */
+size_t arena__chunks_trim(size_t keep, uint64_t deadline) {
+    size_t goal = ARENA__LOAD(pages.cached), given = 0;
+    if (keep != ARENA_TRIM_KEEP_RETAINED) goal = goal > keep ? goal - keep : 0;
+    while (given < goal) {
+        arena__lock();
+        size_t before = pages.cached;
+        arena__chunk *batch = slice(keep);
+        given += before - pages.cached;
+        arena__unlock();
+        if (!batch) break;
+        arena__chunks_discard(batch);
+        if (deadline != UINT64_MAX && arena__now_ns() >= deadline) break;
     }
-    size_t given = before - pages.cached;
-    arena__unlock();
-    arena__chunks_discard(batch);
     return given;
+}
+
+size_t arena__cached(void) {
+    return ARENA__LOAD(pages.cached);
+}
+
+size_t arena_trim(size_t keep) {
+    return arena__chunks_trim(keep, UINT64_MAX);
 }
 
 void arena__pages_stats(arena_stats *out) {
@@ -609,7 +776,8 @@ void arena__pages_stats(arena_stats *out) {
     out->chunks = pages.chunks;
     out->chunks_peak = pages.chunks_peak;
     out->cached = pages.cached;
-    for (unsigned k = 0; k < ARENA__CLASSES; k++) out->high_water += wanted(k) * class_size(k);
+    for EACH_POOL(p)
+        for (unsigned k = 0; k < ARENA__CLASSES; k++) out->high_water += needed(p, k) * class_size(k);
     out->quarantined = ARENA__LOAD(pages.quarantined);
     out->pinned = pages.pinned;
     out->pinned_count = pages.pinned_count;

@@ -98,7 +98,7 @@ void arena__tick_open(arena_tick *tick, arena_tick *around) {
     tick->nested = 0;
     tick->current = tick->chunks = NULL;
     tick->grown = 0;
-    tick->depth = 0;
+    tick->depth = tick->pool = 0;
     ARENA__STORE(tick->owner, arena__tid());
     tick->number = ARENA__ADD(ticks_begun, 1) + 1;
     tick->cleanups = NULL;
@@ -121,7 +121,11 @@ void arena__tick_ending(arena_tick *tick) {
 static void over(arena_tick *tick, uint8_t state) {
     ARENA__STORE(tick->state, state);
     arena__self.open--;
-    if (ARENA__UNLIKELY(ARENA__ADD(ticks_ended, 1) % ARENA__WINDOW == 0)) arena__retention_roll();
+    uint64_t ended = ARENA__ADD(ticks_ended, 1);
+    if (ARENA__UNLIKELY(ended % ARENA__WINDOW == 0)) {
+        arena__retention_roll();
+        arena__export_update(ended + 1);
+    }
 }
 
 static void shut(arena_tick *tick) {
@@ -206,6 +210,7 @@ arena_tick *arena_begin(const char *name) {
         memcpy(tick->name, name, length);
         tick->name[length] = '\0';
     }
+    if (ARENA__UNLIKELY(ARENA__LOAD(arena__named_pools))) tick->pool = arena__pool_of(tick->name);
     if (arena__traced()) {
         tick->depth = 1;
         tick->named = arena__name_turn(tick->name);
@@ -249,6 +254,10 @@ arena_tick *arena_current(void) {
 /* The tick that an allocation goes to; NULL when it will be a stray. */
 arena_tick *arena__pick(arena_tick *tick) {
     return ARENA__LIKELY(tick != NULL) ? tick : arena_current();
+}
+
+uint64_t arena_ticks_ended(void) {
+    return ARENA__LOAD(ticks_ended);
 }
 
 uint64_t arena__ticks_begun(void) {

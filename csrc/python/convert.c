@@ -131,10 +131,10 @@ static const struct {
 };
 
 /* "64 MiB": whole numbers only, so that what is meant is exact to the byte. */
-static int text_limit(PyObject *text, size_t *limit) {
+static int text_size(PyObject *text, const char *what, size_t *bytes) {
     Py_ssize_t length;
     const char *at = PyUnicode_AsUTF8AndSize(text, &length);
-    if (!at) { /* a lone surrogate is no limit either, and gets the same answer */
+    if (!at) { /* a lone surrogate is no size either, and gets the same answer */
         PyErr_Clear();
         at = "";
         length = 0;
@@ -153,14 +153,20 @@ static int text_limit(PyObject *text, size_t *limit) {
         if ((size_t)(end - at) != size || memcmp(at, UNITS[i].unit, size) != 0) continue;
         overflow |= __builtin_mul_overflow(value, UNITS[i].bytes, &value);
         if (overflow || value > PY_SSIZE_T_MAX) break;
-        *limit = (size_t)value;
+        *bytes = (size_t)value;
         return 0;
     }
     PyErr_Format(PyExc_ValueError,
-                 "a limit is a number of bytes such as 67108864 or \"64 MiB\" (B kB MB GB TB KiB "
+                 "%s is a number of bytes such as 67108864 or \"64 MiB\" (B kB MB GB TB KiB "
                  "MiB GiB TiB), not %R",
-                 text);
+                 what, text);
     return -1;
+}
+
+/* A size as users write it: an int, or text with a unit. */
+static int any_size(PyObject *object, const char *what, size_t *bytes) {
+    if (PyUnicode_Check(object)) return text_size(object, what, bytes);
+    return arena_py_size(object, what, bytes);
 }
 
 int arena_py_limit(PyObject *object, size_t *limit) {
@@ -171,11 +177,26 @@ int arena_py_limit(PyObject *object, size_t *limit) {
                      object);
         return -1;
     }
-    int failed = PyUnicode_Check(object) ? text_limit(object, limit)
-                                         : arena_py_size(object, "a limit", limit);
+    int failed = any_size(object, "a limit", limit);
     /* As good as none, and the core's arithmetic stays free of overflow. */
     if (!failed && *limit > ARENA__UNLIMITED) *limit = ARENA__UNLIMITED;
     return failed;
+}
+
+PyObject *arena_py_size_of(PyObject *unused, PyObject *const *args, Py_ssize_t count) {
+    (void)unused;
+    size_t bytes;
+    const char *what = count == 2 ? PyUnicode_AsUTF8AndSize(args[1], NULL) : NULL;
+    if (!what) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "_size() takes a value and its name");
+        return NULL;
+    }
+    if (PyBool_Check(args[0])) {
+        PyErr_Format(PyExc_TypeError, "%s is a number of bytes, such as 67108864 or \"64 MiB\", not %R",
+                     what, args[0]);
+        return NULL;
+    }
+    return any_size(args[0], what, &bytes) < 0 ? NULL : PyLong_FromSize_t(bytes);
 }
 
 /* The arguments of fn(name=None): the value is borrowed, NULL when it is not given. */

@@ -10,7 +10,7 @@ static const struct {
 #define LENDS(name) {#name, offsetof(struct arena_py_lent, name)}
     LENDS(ArenaError), LENDS(StaleError), LENDS(ClosedError),  LENDS(TickError), LENDS(WrongThreadError),
     LENDS(LimitError), LENDS(EscapeError), LENDS(settle),    LENDS(thread_label),
-    LENDS(decorate), LENDS(connect), LENDS(prepare),
+    LENDS(decorate), LENDS(connect), LENDS(prepare), LENDS(trim),
 #undef LENDS
 };
 
@@ -218,6 +218,29 @@ static PyMethodDef functions[] = {
      "and cached chunks are not in it. What would pass it raises LimitError. Returns the limit\n"
      "before, or None. Any thread may call it. Raises TypeError, and ValueError when more is held\n"
      "already. C: arena_process_limit."},
+    {"trim", FAST(arena_py_trim), METH_FASTCALL | METH_KEYWORDS,
+     "trim(budget_ms=None, keep='0 MiB', reason='asked for')\n--\n\n"
+     "Give memory back to the operating system, and return a TrimResult.\n\n"
+     "First arena's own cached chunks, until at most `keep` bytes are cached (an int, or \"64 MiB\"), then\n"
+     "what is free inside the C heap. `budget_ms`, in milliseconds, is the most that it may take: the\n"
+     "heap is left out when its walk is predicted to take longer, from how fast the walks before went.\n"
+     "`reason` is for the log and the result. The GIL is released. While a heap is walked, threads that\n"
+     "allocate from it wait, and so does fork(): some 100 to 270 ms for each GB of free pieces (see\n"
+     "`python -m benchmarks trim`). At most one trim runs in the process: a call that comes meanwhile\n"
+     "waits for it and returns its figures. It never calls gc.collect(). Where the allocator has no way\n"
+     "to give back (`backend` is \"none\") only the cached chunks go. ARENA_TRIM=off in the environment\n"
+     "leaves everything as it is. Any thread may call it. Raises TypeError, ValueError.\n"
+     "C: arena_trim_all."},
+    {"_trim", FAST(arena_py_trim_run), METH_FASTCALL,
+     "_trim(keep, budget, predicted, /)\n--\n\n"
+     "Trim with the GIL released; nanoseconds. Returns the fields of arena_trimmed as a tuple."},
+    {"_look", arena_py_look, METH_NOARGS,
+     "_look()\n--\n\nBytes free inside the heap and in how many pieces (0: not told), or None."},
+    {"_trim_nothing", arena_py_trim_nothing, METH_O,
+     "_trim_nothing(result, /)\n--\n\nWhat trim() returns where there is nothing to do, ever."},
+    {"_size", FAST(arena_py_size_of), METH_FASTCALL,
+     "_size(value, name, /)\n--\n\n"
+     "Bytes of an int or of \"64 MiB\". TypeError and ValueError say what `name` is and was given."},
     {"_rows", arena_py_rows, METH_NOARGS,
      "_rows()\n--\n\nThe rows of the map of escapes, as dicts. For arena/escapes.py. C: arena_escapes."},
     {"_audit", arena_py_audit, METH_O,

@@ -86,6 +86,7 @@ extern struct arena_py_lent {
     PyObject *decorate;     /* (fn, name, options) -> fn */
     PyObject *connect;      /* () -> None: loads the objects module, for its hooks */
     PyObject *prepare;      /* () -> None: makes ready for the recording of sites */
+    PyObject *trim;         /* trim(), but for the case that there is nothing to do */
     PyObject *is_finalizing;
 } arena_py_lent;
 
@@ -118,6 +119,7 @@ size_t arena_py_end_watched(Scope *scope);
 void arena_py_unwatch(Scope *scope);
 PyObject *arena_py_host(PyObject *unused, PyObject *unused2);
 PyObject *arena_py_connected(PyObject *unused, PyObject *address);
+bool arena_py_objects_connected(void);
 PyObject *arena_py_objects_always(PyObject *unused, PyObject *on);
 extern bool arena_py_objects;
 int arena_py_want_objects(void);
@@ -225,6 +227,12 @@ PyObject *arena_py_str_from(Scope *scope, const char *data, size_t size);
 PyObject *arena_py_block_from(Scope *scope, const char *data, size_t size);
 PyObject *arena_py_strbuf_new(Scope *scope, PyObject *initial);
 
+/* heap.c */
+PyObject *arena_py_trim(PyObject *unused, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *arena_py_trim_run(PyObject *unused, PyObject *const *args, Py_ssize_t count);
+PyObject *arena_py_trim_nothing(PyObject *unused, PyObject *result);
+PyObject *arena_py_look(PyObject *unused, PyObject *unused2);
+
 /* convert.c: what a Python object has to offer as bytes. */
 #define ARENA_PY_SHORT_TEXT 2048 /* below it, the UTF-8 that CPython caches in a str is fine */
 typedef struct Source {
@@ -238,6 +246,7 @@ int arena_py_source(Source *source, PyObject *object, const char *what);
 void arena_py_source_done(Source *source);
 int arena_py_size(PyObject *object, const char *what, size_t *size);
 int arena_py_limit(PyObject *object, size_t *limit);
+PyObject *arena_py_size_of(PyObject *unused, PyObject *const *args, Py_ssize_t count);
 int arena_py_one_optional(const char *fn, const char *name, PyObject *const *args,
                           Py_ssize_t count, PyObject *names, PyObject **value);
 

@@ -178,7 +178,8 @@ Scope *arena_py_scope_begin(Tick *face, PyObject *name) {
         return NULL;
     }
     Py_DECREF(token);
-    if (ARENA__UNLIKELY(face->special || arena__traced()) && arena_py_watch(scope, face) < 0) {
+    if (ARENA__UNLIKELY(face->special || arena__traced() || ARENA__LOAD(arena__named_pools)) &&
+        arena_py_watch(scope, face) < 0) {
         scope->face = NULL;
         (void)arena__tick_close(&scope->tick);
         Py_DECREF(scope);

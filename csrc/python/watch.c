@@ -56,6 +56,10 @@ PyObject *arena_py_objects_always(PyObject *unused, PyObject *on) {
     Py_RETURN_NONE;
 }
 
+bool arena_py_objects_connected(void) {
+    return objects != NULL;
+}
+
 /* Loads the objects module when it is wanted first. */
 int arena_py_want_objects(void) {
     if (objects) return 0;
@@ -68,25 +72,30 @@ int arena_py_want_objects(void) {
 
 /* ---- Ticks ------------------------------------------------------------------------------------ */
 
+/* The name as C text, NULL when there is none; `plain` is what to let go of then. */
+static const char *c_name(const Scope *scope, PyObject **plain) {
+    Py_ssize_t size = 0;
+    *plain = NULL;
+    if (!scope->name) return NULL;
+    const char *name = PyUnicode_AsUTF8AndSize(scope->name, &size);
+    if (name && strlen(name) == (size_t)size) return name;
+    PyErr_Clear(); /* a lone surrogate, or a NUL */
+    *plain = PyUnicode_AsEncodedString(scope->name, "unicode_escape", NULL);
+    name = *plain ? PyBytes_AsString(*plain) : NULL;
+    if (!*plain) PyErr_Clear();
+    return name;
+}
+
 /* Sites are recorded in this tick, `depth` frames of each. */
 static int record_sites(Scope *scope, int depth, bool by_itself) {
     arena_tick *tick = &scope->tick;
-    Py_ssize_t size = 0;
-    const char *name = NULL;
-    PyObject *plain = NULL;
+    PyObject *plain;
     if (by_itself && arena__trace_hold() != ARENA_OK) {
         PyErr_NoMemory();
         return -1;
     }
     scope->holds_trace = by_itself;
-    if (scope->name) name = PyUnicode_AsUTF8AndSize(scope->name, &size);
-    if (scope->name && (!name || strlen(name) != (size_t)size)) { /* a lone surrogate, or a NUL */
-        PyErr_Clear();
-        plain = PyUnicode_AsEncodedString(scope->name, "unicode_escape", NULL);
-        name = plain ? PyBytes_AsString(plain) : NULL;
-        if (!plain) PyErr_Clear();
-    }
-    tick->named = arena__name_turn(name);
+    tick->named = arena__name_turn(c_name(scope, &plain));
     Py_XDECREF(plain);
     tick->begun = arena_py_site(depth);
     tick->over = 0;
@@ -99,6 +108,11 @@ int arena_py_watch(Scope *scope, const Tick *face) {
     int depth = face->trace > arena_tracing() ? face->trace : arena_tracing();
     if (face->limit != ARENA__UNLIMITED) (void)arena__cap(&scope->tick, face->limit);
     if (face->wipe) scope->tick.wipe = true;
+    if (ARENA__LOAD(arena__named_pools)) {
+        PyObject *plain;
+        scope->tick.pool = arena__pool_of(c_name(scope, &plain));
+        Py_XDECREF(plain);
+    }
     if (!depth && !face->objects) return 0;
     scope->watched = true;
     scope->holds_trace = false;

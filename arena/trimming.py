@@ -1,0 +1,242 @@
+"""``trim()``: memory goes back to the operating system, at a cost that is known beforehand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from arena import _native, objects
+from arena._native import ffi, lib
+from arena._proc import ProcError, statm
+from arena._stall import Look, Stall
+
+if TYPE_CHECKING:
+    import logging
+
+__all__ = [
+    "KEEP_RETAINED",
+    "Plan",
+    "TrimResult",
+    "plan",
+    "resident_own",
+    "switched_off",
+    "trim",
+    "trim_async",
+]
+
+_NONE = lib.ARENA_HEAP_NONE
+_NEVER = 2**64 - 1
+KEEP_RETAINED = 2 * sys.maxsize + 1
+"""For the chunks to keep: what the retention wants. C: ARENA_TRIM_KEEP_RETAINED."""
+_WORTH = 1 << 20  # bytes: for less a heap is not walked
+_LOOK_SHARE = 0.25  # of the time that a trim may take: the most for a look at what is free
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrimResult:
+    """What a trim did. Sizes in bytes, times in milliseconds."""
+
+    reason: str
+    """Why it ran, as its caller said."""
+    backend: str
+    """Whose heap it is: "glibc", "jemalloc", "mimalloc", "macos", or "none" where there is no
+    way."""
+    resident_before: int
+    """Resident memory of the process, as the system has it; 0 where that is not known."""
+    resident_after: int
+    chunks: int
+    """Bytes of arena's own cached chunks, and of spans for objects, that were given back."""
+    milliseconds: float
+    """In all."""
+    heap_milliseconds: float | None
+    """For the walk of the heap, in which others who allocate wait; None: it was not walked."""
+    code: int | None
+    """What the allocator returned, which does not tell whether anything came back."""
+    skipped: tuple[str, ...] = ()
+    """What was left out, and why."""
+    shared: bool = False
+    """The figures are of a trim that another caller had begun."""
+
+    @property
+    def returned(self) -> int:
+        """Bytes by which resident memory fell; below 0 when other threads took more meanwhile."""
+        return self.resident_before - self.resident_after
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.returned / 1e6:.1f} MB came back in {self.milliseconds:.1f} ms "
+            f"({self.backend}; {self.resident_before / 1e6:.1f} to "
+            f"{self.resident_after / 1e6:.1f} MB)"
+        )
+        return "; ".join([text, *self.skipped])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """Whether to walk the heap within a budget of time, decided before it is done."""
+
+    predicted: float = 0.0
+    """Milliseconds."""
+    withheld: str | None = None
+    """Why it is not walked; None: it is."""
+    kind: str = ""
+    """That in a word: "unseen", "stall", "nothing"."""
+    look: Look | None = None
+
+
+_stall = Stall()  # no lock over it, which a fork might find held: a lost update does no harm
+
+
+def log() -> logging.Logger:
+    """The one logger of arena. Nothing is printed unless the program configures it."""
+    import logging  # not wanted by those who never trim
+
+    return logging.getLogger("arena")
+
+
+def switched_off() -> bool:
+    """Whether ARENA_TRIM=off is set: then nothing is trimmed."""
+    return os.environ.get("ARENA_TRIM", "").lower() == "off"
+
+
+def resident_own() -> int:
+    """Resident memory that is not shared with files or others, in bytes; 0 where it is not
+    known."""
+    try:
+        now = statm()
+    except ProcError:
+        return 0
+    return max(0, now.resident - now.shared)
+
+
+def plan(budget_ms: float) -> Plan:
+    """Decide whether to walk the heap, if it may take ``budget_ms`` milliseconds.
+
+    How long that takes depends on what is free, and to know that takes a look, which costs time
+    too: it is done when it is predicted to take a quarter of the budget at the most.
+    """
+    own = resident_own()
+    look_ms = _stall.look(own)
+    if look_ms > budget_ms * _LOOK_SHARE:
+        return Plan(
+            look_ms,
+            f"the heap was not walked: {own / 1e6:,.0f} MB are too much to look at what is free in "
+            f"{budget_ms:g} ms (a look may take {look_ms:.1f}); up to that much may be free and "
+            "stay resident: call arena.trim() where a pause of "
+            f"{own / 1e6 * 0.27:,.0f} ms does not matter",
+            "unseen",
+        )
+    start = time.perf_counter()
+    seen = _native._look()
+    took = (time.perf_counter() - start) * 1e3
+    if seen is not None:
+        _stall.looked(own, took)
+    look = Look(*(seen or (own, 0)))  # where nobody tells, it may be all
+    walk_ms = _stall.walk(look)
+    if look.free < _WORTH:
+        return Plan(
+            walk_ms, f"the heap was not walked: {look.free:,} bytes are free", "nothing", look
+        )
+    if took + walk_ms > budget_ms:
+        return Plan(
+            walk_ms,
+            f"the heap was not walked: {look.free / 1e6:,.0f} MB are free in {look.pieces:,} "
+            f"pieces, and to walk them is predicted to take {walk_ms:,.0f} ms, over {budget_ms:g}: "
+            "call arena.trim() where such a pause does not matter",
+            "stall",
+            look,
+        )
+    return Plan(walk_ms, look=look)
+
+
+def run(reason: str, keep: int, budget_ms: float | None) -> tuple[TrimResult, Plan]:
+    """Trim, and learn from how long it took. Arguments are valid."""
+    given = objects.give_back()
+    planned = Plan()
+    if budget_ms is not None and lib.arena_heap_kind() != _NONE:
+        planned = plan(budget_ms)
+    budget = _NEVER if budget_ms is None else int(budget_ms * 1e6)
+    predicted = _NEVER if planned.withheld else int(planned.predicted * 1e6)
+    _, before, after, chunks, kept, ns, _, heap_ns, backend, heap, code, shared = _native._trim(
+        keep, budget, 0 if budget_ms is None else predicted
+    )
+    walked = heap == 2
+    skipped = []
+    if keep != KEEP_RETAINED and kept > keep and not shared:
+        skipped.append(f"{kept:,} bytes of chunks stay cached: the time was over")
+    if heap == 0:
+        skipped.append("this process's allocator has no way to give memory back")
+    elif heap == 1 and not shared:
+        skipped.append(planned.withheld or "the heap was not walked: the time was over")
+    if walked and planned.look and not shared:
+        _stall.walked(planned.look, heap_ns / 1e6)
+    result = TrimResult(
+        reason=reason,
+        backend=ffi.string(lib.arena_heap_name(backend)).decode(),
+        resident_before=before,
+        resident_after=after,
+        chunks=chunks + given,
+        milliseconds=ns / 1e6,
+        heap_milliseconds=heap_ns / 1e6 if walked else None,
+        code=code if walked else None,
+        skipped=tuple(skipped),
+        shared=bool(shared),
+    )
+    log().debug("trim (%s): %s", reason, result)
+    return result, planned
+
+
+def _off(reason: str) -> TrimResult:
+    return TrimResult(reason, "none", 0, 0, 0, 0.0, None, None, ("ARENA_TRIM=off is set",))
+
+
+def milliseconds(value: Any, name: str) -> float:
+    """Check a time. Raises TypeError, ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is a number of milliseconds, such as 20, not {value!r}")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} is a number of milliseconds above 0, not {value!r}")
+    return float(value)
+
+
+def trim(
+    budget_ms: float | None = None, keep: int | str = 0, reason: str = "asked for"
+) -> TrimResult:
+    """``arena.trim()``, which csrc/python/heap.c calls when there is anything to do."""
+    if budget_ms is not None:
+        budget_ms = milliseconds(budget_ms, "budget_ms")
+    kept = _native._size(keep, "keep")
+    if not isinstance(reason, str):
+        raise TypeError(f"reason is a str, not {reason!r}")
+    if switched_off():
+        return _off(reason)
+    return run(reason, kept, budget_ms)[0]
+
+
+async def trim_async(
+    budget_ms: float | None = None, keep: int | str = 0, reason: str = "asked for"
+) -> TrimResult:
+    """``trim()`` in a thread of asyncio's pool, so that the loop runs on meanwhile.
+
+    It waits all the same when it allocates from the heap that is being walked: give a ``budget_ms``
+    where that matters. A task that is cancelled does not stop the trim. Where the allocator has no
+    way to give back, no thread is started. Arguments and errors as ``trim()``.
+    """
+    if lib.arena_heap_kind() == _NONE:
+        return _native.trim(budget_ms, keep, reason)
+    import asyncio
+
+    return await asyncio.to_thread(_native.trim, budget_ms, keep, reason)
+
+
+if lib.arena_heap_kind() == _NONE:
+    _native._trim_nothing(
+        TrimResult(
+            "asked for", "none", 0, 0, 0, 0.0, None, None,
+            ("this process's allocator has no way to give memory back",),
+        )
+    )  # fmt: skip
