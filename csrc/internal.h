@@ -257,7 +257,11 @@ void arena__export_update(uint64_t ended);
 void arena__export_forked(void);
 
 /* trim.c. A reader of the heap's figures begins, unless a trim runs, and then ends. */
-extern int (*arena__walk_heap)(void); /* a test may supply its own */
+typedef struct arena__allocator { /* what is behind malloc. A test may supply its own */
+    int kind;          /* ARENA_HEAP_* */
+    int (*walk)(void); /* gives back what is free; returns what the allocator says */
+} arena__allocator;
+arena__allocator *arena__allocator_here(void);
 bool arena__sample_begin(void);
 void arena__sample_end(void);
 void arena__trim_forking(void);

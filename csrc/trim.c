@@ -26,7 +26,7 @@ struct arena__mallinfo2 {
 
 /* Which allocator the process has, and how it is asked to give back. */
 static struct {
-    int kind;
+    arena__allocator base;
     int (*malloc_trim)(size_t pad);
     int (*mallctl)(const char *name, void *old, size_t *old_size, void *new, size_t new_size);
     void (*mi_collect)(bool force);
@@ -48,30 +48,37 @@ static void *beside_malloc(const char *name) {
 
 #define FIND(slot, name) (*(void **)(void *)&allocator.slot = beside_malloc(name))
 
+static int walk(void);
+
 static void find_allocator(void) {
+    allocator.base.walk = walk;
     if (FIND(mallctl, "mallctl") || FIND(mallctl, "je_mallctl"))
-        allocator.kind = ARENA_HEAP_JEMALLOC;
+        allocator.base.kind = ARENA_HEAP_JEMALLOC;
     else if (FIND(mi_collect, "mi_collect"))
-        allocator.kind = ARENA_HEAP_MIMALLOC;
+        allocator.base.kind = ARENA_HEAP_MIMALLOC;
     else if (FIND(malloc_trim, "malloc_trim")) {
-        allocator.kind = ARENA_HEAP_GLIBC;
+        allocator.base.kind = ARENA_HEAP_GLIBC;
         (void)FIND(mallinfo2, "mallinfo2");
     }
     else if (FIND(pressure_relief, "malloc_zone_pressure_relief")) /* not tested */
-        allocator.kind = ARENA_HEAP_MACOS;
+        allocator.base.kind = ARENA_HEAP_MACOS;
+}
+
+arena__allocator *arena__allocator_here(void) {
+    (void)pthread_once(&allocator_once, find_allocator);
+    return &allocator.base;
 }
 
 int arena_heap_kind(void) {
-    (void)pthread_once(&allocator_once, find_allocator);
-    return allocator.kind;
+    return arena__allocator_here()->kind;
 }
 
 const char *arena_heap_name(int kind) {
     return kind >= 0 && kind < (int)(sizeof NAMES / sizeof *NAMES) ? NAMES[kind] : "unknown";
 }
 
-static int walk_heap(void) {
-    switch (arena_heap_kind()) {
+static int walk(void) {
+    switch (allocator.base.kind) {
     case ARENA_HEAP_GLIBC: return allocator.malloc_trim(0);
     case ARENA_HEAP_JEMALLOC: /* 4096 is MALLCTL_ARENAS_ALL */
         return allocator.mallctl("arena.4096.purge", NULL, NULL, NULL, 0);
@@ -80,8 +87,6 @@ static int walk_heap(void) {
     default: return 0;
     }
 }
-
-int (*arena__walk_heap)(void) = walk_heap;
 
 uint64_t arena__now_ns(void) {
     struct timespec now;
@@ -180,7 +185,7 @@ static void trim(size_t keep, uint64_t budget, uint64_t predicted, arena_trimmed
     else if (predicted > budget || out->chunk_ns > budget - predicted)
         out->heap = ARENA_TRIM_TOO_DEAR;
     else {
-        out->code = arena__walk_heap();
+        out->code = arena__allocator_here()->walk();
         out->heap = ARENA_TRIM_WALKED;
         out->heap_ns = arena__now_ns() - chunks_done;
     }
