@@ -32,6 +32,7 @@ _NONE = lib.ARENA_HEAP_NONE
 _NEVER = 2**64 - 1
 KEEP_RETAINED = 2 * sys.maxsize + 1
 """For the chunks to keep: what the retention wants. C: ARENA_TRIM_KEEP_RETAINED."""
+_NO_WAY = "this process's allocator has no way to give memory back"
 _WORTH = 1 << 20  # bytes: for less a heap is not walked
 _LOOK_SHARE = 0.25  # of the time that a trim may take: the most for a look at what is free
 
@@ -169,7 +170,7 @@ def run(reason: str, keep: int, budget_ms: float | None) -> tuple[TrimResult, Pl
     if keep != KEEP_RETAINED and kept > keep and not shared:
         skipped.append(f"{kept:,} bytes of chunks stay cached: the time was over")
     if heap == 0:
-        skipped.append("this process's allocator has no way to give memory back")
+        skipped.append(_NO_WAY)
     elif heap == 1 and not shared:
         skipped.append(planned.withheld or "the heap was not walked: the time was over")
     if walked and planned.look and not shared:
@@ -190,8 +191,8 @@ def run(reason: str, keep: int, budget_ms: float | None) -> tuple[TrimResult, Pl
     return result, planned
 
 
-def _off(reason: str) -> TrimResult:
-    return TrimResult(reason, "none", 0, 0, 0, 0.0, None, None, ("ARENA_TRIM=off is set",))
+def _nothing(reason: str, why: str) -> TrimResult:
+    return TrimResult(reason, "none", 0, 0, 0, 0.0, None, None, (why,))
 
 
 def milliseconds(value: Any, name: str) -> float:
@@ -213,7 +214,9 @@ def trim(
     if not isinstance(reason, str):
         raise TypeError(f"reason is a str, not {reason!r}")
     if switched_off():
-        return _off(reason)
+        return _nothing(reason, "ARENA_TRIM=off is set")
+    if _native._trim_is_idle():
+        return _nothing(reason, _NO_WAY)
     return run(reason, kept, budget_ms)[0]
 
 
@@ -234,9 +237,4 @@ async def trim_async(
 
 
 if lib.arena_heap_kind() == _NONE:
-    _native._trim_nothing(
-        TrimResult(
-            "asked for", "none", 0, 0, 0, 0.0, None, None,
-            ("this process's allocator has no way to give memory back",),
-        )
-    )  # fmt: skip
+    _native._trim_nothing(_nothing("asked for", _NO_WAY))

@@ -21,6 +21,11 @@ static bool idle(void) {
            !arena_py_objects_connected();
 }
 
+PyObject *arena_py_trim_is_idle(PyObject *unused, PyObject *unused2) {
+    (void)unused, (void)unused2;
+    return PyBool_FromLong(idle());
+}
+
 PyObject *arena_py_trim(PyObject *unused, PyObject *const *args, Py_ssize_t count, PyObject *names) {
     (void)unused;
     if (count == 0 && !names && idle()) return Py_NewRef(nothing);

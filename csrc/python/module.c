@@ -236,6 +236,8 @@ static PyMethodDef functions[] = {
      "Trim with the GIL released; nanoseconds. Returns the fields of arena_trimmed as a tuple."},
     {"_look", arena_py_look, METH_NOARGS,
      "_look()\n--\n\nBytes free inside the heap and in how many pieces (0: not told), or None."},
+    {"_trim_is_idle", arena_py_trim_is_idle, METH_NOARGS,
+     "_trim_is_idle()\n--\n\nWhether there is nothing that a trim could give back, without looking."},
     {"_trim_nothing", arena_py_trim_nothing, METH_O,
      "_trim_nothing(result, /)\n--\n\nWhat trim() returns where there is nothing to do, ever."},
     {"_size", FAST(arena_py_size_of), METH_FASTCALL,

@@ -231,6 +231,7 @@ PyObject *arena_py_strbuf_new(Scope *scope, PyObject *initial);
 PyObject *arena_py_trim(PyObject *unused, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *arena_py_trim_run(PyObject *unused, PyObject *const *args, Py_ssize_t count);
 PyObject *arena_py_trim_nothing(PyObject *unused, PyObject *result);
+PyObject *arena_py_trim_is_idle(PyObject *unused, PyObject *unused2);
 PyObject *arena_py_look(PyObject *unused, PyObject *unused2);
 
 /* convert.c: what a Python object has to offer as bytes. */
