@@ -768,6 +768,7 @@ size_t arena__cached(void) {
 }
 
 size_t arena_trim(size_t keep) {
+    if (keep == ARENA_TRIM_KEEP_RETAINED) return 0; /* here it is a size like any other */
     return arena__chunks_trim(keep, UINT64_MAX);
 }
 

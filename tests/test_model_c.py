@@ -172,6 +172,10 @@ def on_end(arg: Any) -> None:
         failures.append(error)
 
 
+RETAINED = ["", "a", "n" * 31]
+"""The process, and names of ticks, that get policies."""
+
+
 class CoreMachine(RuleBasedStateMachine):
     """Nested ticks, every allocating call, strays and persisted memory, against plain bytes."""
 
@@ -185,6 +189,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.ending: Owner | None = None  # the tick whose cleanups run
         self.left_open = 0  # bytes of the ticks that these cleanups have left open
         lib.arena_trim(0)
+        self.policies: dict[str, tuple[int, int]] = {}
         now = stats()
         self.baseline = {name: getattr(now, name) for name in COUNTERS}
         self.retired = now.maps - now.unmaps  # what other tests' debug dial keeps out of use
@@ -532,7 +537,35 @@ class CoreMachine(RuleBasedStateMachine):
         assert after.cached <= keep
         assert (given == 0) == (before.cached <= keep)
 
+    @rule(
+        name=st.sampled_from(RETAINED),
+        policy=st.integers(lib.ARENA_RETAIN_ADAPTIVE, lib.ARENA_RETAIN_AS_PROCESS),
+        most=st.sampled_from([0, CHUNK - 1, CHUNK, 5 * CHUNK, 100 * MIB]),
+    )
+    def retain(self, name: str, policy: int, most: int) -> None:
+        sense = bool(name) or policy != lib.ARENA_RETAIN_AS_PROCESS
+        assert (lib.arena_retain(name.encode(), policy, most) == lib.ARENA_OK) == sense
+        if sense:
+            self.policies[name] = (policy, most)
+
     # What must hold after each step.
+
+    @invariant()
+    def what_is_cached_is_within_each_policy(self) -> None:
+        rows = ffi.new("arena_retained[]", 16)
+        shown = {
+            ffi.string(row.name).decode(): row for row in rows[0 : lib.arena_retention(rows, 16)]
+        }
+        assert stats().cached == sum(row.cached for row in shown.values())
+        for name, (policy, most) in self.policies.items():
+            if policy == lib.ARENA_RETAIN_AS_PROCESS:
+                assert name not in shown
+                continue
+            assert shown[name].policy == policy
+            if policy == lib.ARENA_RETAIN_NONE:
+                assert shown[name].cached == 0
+            if policy == lib.ARENA_RETAIN_BYTES:
+                assert shown[name].cached <= most
 
     @invariant()
     def every_live_byte_is_what_was_written(self) -> None:
@@ -600,6 +633,9 @@ class CoreMachine(RuleBasedStateMachine):
                 self.end(0)
             self.the_counters_are_exact()
         finally:
+            for name in RETAINED:
+                adaptive = lib.ARENA_RETAIN_ADAPTIVE, lib.ARENA_RETAIN_AS_PROCESS
+                lib.arena_retain(name.encode(), adaptive[bool(name)], 0)
             while lib.arena_current() != NULL and lib.arena_end(NULL) == lib.ARENA_OK:
                 pass
             for owner in (self.persisted, self.strays):

@@ -113,6 +113,10 @@ static struct {
     } dirt[MAX_DIRT]; /* what was written far from a block's start: zeroing must not forget it */
     unsigned dirt_count;
     size_t process_limit; /* SIZE_MAX: none */
+    struct {
+        int policy;
+        size_t most;
+    } retain[3]; /* of the process, and of ticks "a" and "b", which have none at the start */
     size_t asked; /* by the call that runs; SIZE_MAX when it may need more than that */
     size_t charged; /* to its tick by the last call that was foretold; SIZE_MAX: to none */
     int debug;      /* flags of the dial */
@@ -1213,6 +1217,7 @@ static void op_begin(void) {
     unsigned b = byte();
     size_t name_length = b % 64;
     const char *name = name_length ? pick_text(NULL, name_length - 1) : NULL;
+    if (name_length > 61) name = name_length == 62 ? "a" : "b"; /* those of op_retain */
     if (b >= 224) forget_records();
     if (model.depth < MAX_TICKS) begin_tick(name);
 }
@@ -1241,7 +1246,7 @@ static void idle(unsigned count, size_t size) {
         if (!real) return;
         int expected = foretell(pick_current(), size);
         if (size && !settle_pointer(expected, arena_alloc(real, size))) size = 0;
-        if (size && maps && !(model.debug & KEPT))
+        if (size && maps && !(model.debug & KEPT) && model.retain[0].policy <= ARENA_RETAIN_ALL)
             same("a steady loop maps nothing", maps, model.stats.maps);
         maps = model.stats.maps;
         model.ticks[model.depth - 1].used = size;
@@ -1371,6 +1376,48 @@ static void op_trim(void) {
     same("arena_trim keeps no more", true, after.cached <= keep);
     if (given) same("arena_trim gives no chunk too many", true, after.cached + os.smallest > keep);
     if (before.cached <= keep) same("arena_trim has nothing to do", 0, given);
+}
+
+static int index_of(const char *name) {
+    return *name ? 1 + *name - 'a' : 0;
+}
+
+/* What is cached is within each policy, and no pool's is another's. */
+static void check_retained(const char *when) {
+    static const char *const names[] = {"", "a", "b"};
+    arena_retained rows[4];
+    arena_stats s;
+    uint64_t cached = 0;
+    size_t count = arena_retention(rows, 4);
+    arena_stats_get(&s);
+    if (count < 1 || count > 3) mismatch(when, 3, count);
+    for (size_t i = 0; i < count; i++) {
+        int which = index_of(rows[i].name);
+        if (which < 0 || which > 2 || strcmp(names[which], rows[i].name)) mismatch("a name", 0, i);
+        same("the policy", (uint64_t)model.retain[which].policy, (uint64_t)rows[i].policy);
+        cached += rows[i].cached;
+        if (rows[i].policy == ARENA_RETAIN_NONE) same("cached though nothing is to be", 0, rows[i].cached);
+        if (rows[i].policy == ARENA_RETAIN_BYTES)
+            same("no more cached than may be", true, rows[i].cached <= model.retain[which].most);
+    }
+    same(when, s.cached, cached);
+}
+
+static void retain(const char *name, int policy, size_t most) {
+    bool sense = *name || policy != ARENA_RETAIN_AS_PROCESS;
+    int expected = sense ? ARENA_OK : ARENA_E_INVALID;
+    same("arena_retain", (uint64_t)expected, (uint64_t)arena_retain(name, policy, most));
+    if (sense) {
+        model.retain[index_of(name)].policy = policy;
+        model.retain[index_of(name)].most = most;
+    }
+    check_retained("cached by each policy");
+}
+
+static void op_retain(void) {
+    static const char *const names[] = {"", "a", "b"};
+    unsigned b = byte();
+    retain(names[b % 3], (int)(b / 3 % 5), (size_t)(b / 15) << 16);
 }
 
 static void op_fault(void) {
@@ -1525,6 +1572,7 @@ static const struct {
     {"wipe", op_wipe},
     {"process_limit", op_process_limit},
     {"debug", op_debug},
+    {"retain", op_retain},
 };
 
 static void run_one(void) {
@@ -1579,6 +1627,10 @@ static void finish(void) {
     same("flags at the end", (uint64_t)model.debug, (uint64_t)arena_debug(0));
     model.debug = 0;
     purge();
+    check_retained("cached at the end");
+    retain("", ARENA_RETAIN_ADAPTIVE, 0);
+    retain("a", ARENA_RETAIN_AS_PROCESS, 0);
+    retain("b", ARENA_RETAIN_AS_PROCESS, 0);
     /* What the cache keeps is forgotten after three windows, counted from an end of one. */
     idle(1, 1);
     idle((unsigned)(ARENA__WINDOW - model.stats.ticks_ended % ARENA__WINDOW), 0);
@@ -1621,6 +1673,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     model.stats = stats;
     model.budget = BUDGET;
     model.process_limit = SIZE_MAX;
+    model.retain[1].policy = model.retain[2].policy = ARENA_RETAIN_AS_PROCESS;
     for (size_t i = 0; i < MAX_STRINGS; i++) model.strings[i].copy = copies[i];
     in = data;
     in_end = data + size;
