@@ -19,6 +19,7 @@ __all__ = [
     "started",
     "statm",
     "status",
+    "ticks",
 ]
 
 PROC = "/proc"
@@ -80,22 +81,33 @@ def read(path: str, pid: int | None = None) -> bytes:
 
 
 def _problem(error: OSError, pid: int | None, path: str) -> ProcError:
+    who = "self" if pid is None else pid
     if not os.path.isdir(f"{PROC}/self"):
         return ProcError("there is no /proc here: memory is read from it, on Linux only")
-    if isinstance(error, FileNotFoundError | ProcessLookupError):
-        if pid is not None and not os.path.isdir(f"{PROC}/{pid}"):
-            return ProcError(f"there is no process {pid}")
-        return ProcError(f"process {pid or 'self'} has no /proc/{pid or 'self'}/{path}")
+    if pid is not None and not os.path.isdir(f"{PROC}/{pid}"):
+        return ProcError(f"there is no process {pid}")
+    if isinstance(error, ProcessLookupError):  # it was there when the file was opened
+        return _ended(who)
+    if isinstance(error, FileNotFoundError):
+        return ProcError(f"this system has no {PROC}/{who}/{path}")
     if isinstance(error, PermissionError):
         return ProcError(
-            f"no permission to read /proc/{pid or 'self'}/{path}: it belongs to another user"
+            f"no permission to read {PROC}/{who}/{path}: the process is another user's, or "
+            "protected"
         )
-    return ProcError(f"/proc/{pid or 'self'}/{path}: {error.strerror}")
+    return ProcError(f"{PROC}/{who}/{path}: {error.strerror}")
+
+
+def _ended(who: int | str) -> ProcError:
+    return ProcError(f"process {who} has ended: its memory is gone")
 
 
 def statm(pid: int | None = None) -> Statm:
-    """Read resident and shared memory. Raises ProcError."""
+    """Read resident and shared memory. Raises ProcError, also for a process that has ended and that
+    its parent has not waited for yet."""
     numbers = read("statm", pid).split()
+    if pid is not None and numbers[1] == b"0" and _stat(pid)[0] in (b"Z", b"X"):
+        raise _ended(pid)
     return Statm(int(numbers[1]) * _PAGE, int(numbers[2]) * _PAGE)
 
 
@@ -133,7 +145,8 @@ def faults(pid: int | None = None) -> tuple[int, int]:
 
 
 def started(pid: int | None = None) -> int:
-    """When the process began, in clock ticks after the boot: with its number, who it is."""
+    """When the process began, in clock ticks after the boot: with its number, who it is. Raises
+    ProcError."""
     return int(_stat(pid)[22 - 3])
 
 
@@ -159,20 +172,8 @@ class TickCounter:
 
     def __init__(self, pid: int | None = None) -> None:
         who = "self" if pid is None else str(pid)
-        folder = f"{PROC}/{who}/fd"
-        try:
-            entries = os.listdir(folder)
-        except OSError as error:
-            raise _problem(error, pid, "fd") from None
-        for entry in entries:
-            try:
-                if not os.readlink(f"{folder}/{entry}").startswith("/memfd:arena-ticks"):
-                    continue
-                self._file = os.open(f"{folder}/{entry}", os.O_RDONLY | os.O_CLOEXEC)
-                break
-            except OSError:
-                continue
-        else:
+        self._file = _tick_file(pid)
+        if self._file < 0:
             raise ProcError(
                 f"process {who} does not show its ticks: set ARENA_EXPORT=1, or call "
                 "arena.export_ticks() in it"
@@ -204,3 +205,35 @@ class TickCounter:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _tick_file(pid: int | None) -> int:
+    """Open the exported counter: a descriptor, or -1 when the process shows none."""
+    folder = f"{PROC}/{'self' if pid is None else pid}/fd"
+    try:
+        entries = os.listdir(folder)
+    except OSError as error:
+        raise _problem(error, pid, "fd") from None
+    for entry in entries:
+        path = f"{folder}/{entry}"
+        try:
+            if not os.readlink(path).startswith("/memfd:arena-ticks"):
+                continue
+            if os.lstat(path).st_mode & 0o200:  # one opened to read is another process's
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # closed meanwhile
+            continue
+    return -1
+
+
+def ticks(pid: int | None = None) -> int | None:
+    """Read how many ticks have finished, to within 10; None when the process does not show it.
+
+    Raises ProcError. Who reads it often keeps a ``TickCounter``.
+    """
+    try:
+        with TickCounter(pid) as counter:
+            return counter.read()
+    except ProcError:
+        started(pid)  # whether it is there at all
+        return None
