@@ -32,6 +32,7 @@ from arena._native import (
     trim,
 )
 from arena._version import __version__
+from arena.counters import Stats, stats
 from arena.debugging import Debug, debug
 from arena.errors import (
     ArenaError,
@@ -47,8 +48,8 @@ from arena.escapes import Escape, EscapeMap, Frame, escapes
 from arena.exporting import export_ticks
 from arena.growth import assert_no_growth
 from arena.loop import Ticks, ticks
-from arena.memory import Stats, stats
 from arena.objects import ObjectStats, object_stats
+from arena.reporting import HeapFigures, MemoryReport, PythonHeap, memory
 from arena.retention import Retention, set_retention
 from arena.store import Store
 from arena.tracing import Audit, Trace, audit, trace
@@ -65,8 +66,11 @@ __all__ = [
     "EscapeMap",
     "Frame",
     "GrowthError",
+    "HeapFigures",
     "LimitError",
+    "MemoryReport",
     "ObjectStats",
+    "PythonHeap",
     "Retention",
     "StaleError",
     "Stats",
@@ -94,6 +98,7 @@ __all__ = [
     "end",
     "escapes",
     "export_ticks",
+    "memory",
     "object_stats",
     "persist",
     "set_limit",

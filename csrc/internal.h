@@ -16,6 +16,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #define ARENA__ALIGN ((size_t)16)
@@ -271,6 +272,50 @@ unsigned arena__trim_waiting(void);
  * trim runs. Walks the heap's lists of free pieces under its lock. */
 bool arena__heap_look(uint64_t *free, uint64_t *pieces);
 uint64_t arena__now_ns(void);
+
+void *arena__beside_malloc(const char *name);
+
+/* heap.c: the C heap's own figures, in bytes. */
+#define ARENA__UNKNOWN UINT64_MAX
+typedef struct arena__figures {
+    int backend; /* ARENA_HEAP_* */
+    bool wraps;  /* they are of 32 bits each */
+    uint64_t held;    /* taken from the system */
+    uint64_t used;    /* by whoever allocated */
+    uint64_t free;    /* inside the allocator */
+    uint64_t top;     /* of it, at the end of the main heap */
+    uint64_t mmapped; /* of what is used, in mappings of its own */
+    uint64_t pieces;  /* that are free */
+} arena__figures;
+bool arena__heap_figures(arena__figures *out);
+bool arena__heap_count(uint64_t *count);
+bool arena__heap_set(int option, int value);
+
+/* The calls behind them, by their own names. A test may supply its own. The structs are glibc's and
+ * macOS's, so that what was built with an older library runs with a newer one, and the other way. */
+typedef struct arena__mallinfo2 {
+    size_t arena, ordblks, smblks, hblks, hblkhd, usmblks, fsmblks, uordblks, fordblks, keepcost;
+} arena__mallinfo2;
+typedef struct arena__mallinfo {
+    int arena, ordblks, smblks, hblks, hblkhd, usmblks, fsmblks, uordblks, fordblks, keepcost;
+} arena__mallinfo;
+struct arena__zone_statistics {
+    unsigned blocks_in_use;
+    size_t size_in_use, max_size_in_use, size_allocated;
+};
+typedef struct arena__heap_calls {
+    int kind; /* ARENA_HEAP_* */
+    arena__mallinfo2 (*mallinfo2)(void);
+    arena__mallinfo (*mallinfo)(void);
+    int (*malloc_info)(int options, FILE *file);
+    int (*mallopt)(int option, int value);
+    int (*mallctl)(const char *name, void *old, size_t *old_size, void *new, size_t new_size);
+    void (*mi_process_info)(size_t *elapsed, size_t *user, size_t *system, size_t *resident,
+                            size_t *most_resident, size_t *committed, size_t *most_committed,
+                            size_t *faults);
+    void (*malloc_zone_statistics)(void *zone, struct arena__zone_statistics *out);
+} arena__heap_calls;
+arena__heap_calls *arena__heap_here(void);
 
 /* alloc.c */
 void *arena__take(arena_tick *tick, size_t size, arena__chunk **chunk);

@@ -19,11 +19,6 @@
 #include <time.h>
 #include <unistd.h>
 
-/* glibc's struct mallinfo2, of glibc 2.33 and newer; also where arena is built with an older one. */
-struct arena__mallinfo2 {
-    size_t arena, ordblks, smblks, hblks, hblkhd, usmblks, fsmblks, uordblks, fordblks, keepcost;
-};
-
 /* Which allocator the process has, and how it is asked to give back. */
 static struct {
     arena__allocator base;
@@ -31,7 +26,7 @@ static struct {
     int (*mallctl)(const char *name, void *old, size_t *old_size, void *new, size_t new_size);
     void (*mi_collect)(bool force);
     size_t (*pressure_relief)(void *zone, size_t goal);
-    struct arena__mallinfo2 (*mallinfo2)(void);
+    arena__mallinfo2 (*mallinfo2)(void);
 } allocator;
 static pthread_once_t allocator_once = PTHREAD_ONCE_INIT;
 
@@ -39,14 +34,14 @@ static const char *const NAMES[] = {"none", "glibc", "jemalloc", "mimalloc", "ma
 
 /* A function of that name, when it is in the same file as malloc: glibc's malloc_trim is in every
  * process, also in one whose malloc is another's. */
-static void *beside_malloc(const char *name) {
+void *arena__beside_malloc(const char *name) {
     Dl_info here, there;
     void *malloc_at = dlsym(RTLD_DEFAULT, "malloc"), *at = dlsym(RTLD_DEFAULT, name);
     if (!malloc_at || !at || !dladdr(malloc_at, &here) || !dladdr(at, &there)) return NULL;
     return here.dli_fbase == there.dli_fbase ? at : NULL;
 }
 
-#define FIND(slot, name) (*(void **)(void *)&allocator.slot = beside_malloc(name))
+#define FIND(slot, name) (*(void **)(void *)&allocator.slot = arena__beside_malloc(name))
 
 static int walk(void);
 
@@ -157,7 +152,7 @@ bool arena__heap_look(uint64_t *free, uint64_t *pieces) {
     *free = *pieces = 0;
     if (!arena__sample_begin()) return false;
     if (kind == ARENA_HEAP_GLIBC && allocator.mallinfo2) {
-        struct arena__mallinfo2 now = allocator.mallinfo2();
+        arena__mallinfo2 now = allocator.mallinfo2();
         *free = now.fordblks;
         *pieces = now.ordblks;
     } else if (kind == ARENA_HEAP_JEMALLOC) {

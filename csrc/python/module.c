@@ -240,6 +240,18 @@ static PyMethodDef functions[] = {
      "_trim_is_idle()\n--\n\nWhether there is nothing that a trim could give back, without looking."},
     {"_trim_nothing", arena_py_trim_nothing, METH_O,
      "_trim_nothing(result, /)\n--\n\nWhat trim() returns where there is nothing to do, ever."},
+    {"_heap_figures", arena_py_heap_figures, METH_NOARGS,
+     "_heap_figures()\n--\n\n"
+     "(backend, wraps, held, used, free, top, mmapped, pieces) of the C heap, None for what it does not\n"
+     "tell; None while a trim runs. The GIL is released."},
+    {"_heap_count", arena_py_heap_count, METH_NOARGS,
+     "_heap_count()\n--\n\n"
+     "How many heaps there are, -1 where that is not told; None while a trim runs. The GIL is released."},
+    {"_heap_set", arena_py_heap_set, METH_VARARGS,
+     "_heap_set(option, value, /)\n--\n\nmallopt(), where malloc is glibc's: whether it took it."},
+    {"_small_objects", arena_py_small_objects, METH_NOARGS,
+     "_small_objects()\n--\n\n"
+     "What CPython says of its arenas, as a text; \"\" where it says nothing; None while a trim runs."},
     {"_size", FAST(arena_py_size_of), METH_FASTCALL,
      "_size(value, name, /)\n--\n\n"
      "Bytes of an int or of \"64 MiB\". TypeError and ValueError say what `name` is and was given."},

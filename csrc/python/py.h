@@ -234,6 +234,12 @@ PyObject *arena_py_trim_nothing(PyObject *unused, PyObject *result);
 PyObject *arena_py_trim_is_idle(PyObject *unused, PyObject *unused2);
 PyObject *arena_py_look(PyObject *unused, PyObject *unused2);
 
+/* figures.c */
+PyObject *arena_py_heap_figures(PyObject *unused, PyObject *unused2);
+PyObject *arena_py_heap_count(PyObject *unused, PyObject *unused2);
+PyObject *arena_py_heap_set(PyObject *unused, PyObject *args);
+PyObject *arena_py_small_objects(PyObject *unused, PyObject *unused2);
+
 /* convert.c: what a Python object has to offer as bytes. */
 #define ARENA_PY_SHORT_TEXT 2048 /* below it, the UTF-8 that CPython caches in a str is fine */
 typedef struct Source {
