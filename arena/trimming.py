@@ -13,6 +13,7 @@ from arena import _native, objects
 from arena._native import ffi, lib
 from arena._proc import ProcError, statm
 from arena._stall import Look, Stall
+from arena.reporting import heap_figures
 
 if TYPE_CHECKING:
     import logging
@@ -132,11 +133,13 @@ def plan(budget_ms: float) -> Plan:
             "unseen",
         )
     start = time.perf_counter()
-    seen = _native._look()
+    seen = heap_figures()
     took = (time.perf_counter() - start) * 1e3
-    if seen is not None:
+    if seen is not None and seen.free is not None:
         _stall.looked(own, took)
-    look = Look(*(seen or (own, 0)))  # where nobody tells, it may be all
+        look = Look(seen.free, seen.blocks_free or 0)
+    else:
+        look = Look(own, 0)  # where nobody tells, it may be all
     walk_ms = _stall.walk(look)
     if look.free < _WORTH:
         return Plan(

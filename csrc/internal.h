@@ -268,9 +268,6 @@ void arena__sample_end(void);
 void arena__trim_forking(void);
 void arena__trim_forked(bool child);
 unsigned arena__trim_waiting(void);
-/* How many bytes are free inside the heap, in how many pieces (0: not told). False: not known, or a
- * trim runs. Walks the heap's lists of free pieces under its lock. */
-bool arena__heap_look(uint64_t *free, uint64_t *pieces);
 uint64_t arena__now_ns(void);
 
 void *arena__beside_malloc(const char *name);

@@ -26,7 +26,6 @@ static struct {
     int (*mallctl)(const char *name, void *old, size_t *old_size, void *new, size_t new_size);
     void (*mi_collect)(bool force);
     size_t (*pressure_relief)(void *zone, size_t goal);
-    arena__mallinfo2 (*mallinfo2)(void);
 } allocator;
 static pthread_once_t allocator_once = PTHREAD_ONCE_INIT;
 
@@ -51,10 +50,8 @@ static void find_allocator(void) {
         allocator.base.kind = ARENA_HEAP_JEMALLOC;
     else if (FIND(mi_collect, "mi_collect"))
         allocator.base.kind = ARENA_HEAP_MIMALLOC;
-    else if (FIND(malloc_trim, "malloc_trim")) {
+    else if (FIND(malloc_trim, "malloc_trim"))
         allocator.base.kind = ARENA_HEAP_GLIBC;
-        (void)FIND(mallinfo2, "mallinfo2");
-    }
     else if (FIND(pressure_relief, "malloc_zone_pressure_relief")) /* not tested */
         allocator.base.kind = ARENA_HEAP_MACOS;
 }
@@ -138,33 +135,6 @@ void arena__sample_end(void) {
     (void)pthread_mutex_lock(&heap.lock);
     if (--heap.samples == 0) (void)pthread_cond_broadcast(&heap.changed);
     (void)pthread_mutex_unlock(&heap.lock);
-}
-
-/* jemalloc's figure of that name, as it was at the last refresh. */
-static size_t jemalloc_figure(const char *name) {
-    size_t value = 0, size = sizeof value;
-    return allocator.mallctl(name, &value, &size, NULL, 0) == 0 ? value : 0;
-}
-
-bool arena__heap_look(uint64_t *free, uint64_t *pieces) {
-    int kind = arena_heap_kind();
-    bool known = true;
-    *free = *pieces = 0;
-    if (!arena__sample_begin()) return false;
-    if (kind == ARENA_HEAP_GLIBC && allocator.mallinfo2) {
-        arena__mallinfo2 now = allocator.mallinfo2();
-        *free = now.fordblks;
-        *pieces = now.ordblks;
-    } else if (kind == ARENA_HEAP_JEMALLOC) {
-        uint64_t epoch = 1;
-        (void)allocator.mallctl("epoch", NULL, NULL, &epoch, sizeof epoch);
-        size_t all = jemalloc_figure("stats.resident"), used = jemalloc_figure("stats.allocated");
-        *free = all > used ? all - used : 0;
-        known = all != 0; /* it may be built without figures */
-    } else
-        known = false;
-    arena__sample_end();
-    return known;
 }
 
 static void trim(size_t keep, uint64_t budget, uint64_t predicted, arena_trimmed *out) {

@@ -17,6 +17,7 @@ import arena
 from arena import _native, trimming
 from arena._native import lib
 from arena._stall import Stall
+from arena.reporting import HeapFigures
 
 ROOT = Path(__file__).resolve().parent.parent
 glibc = pytest.mark.skipif(
@@ -135,7 +136,7 @@ print("ok")
 def test_a_heap_too_large_to_look_at_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trimming, "_stall", Stall())
     monkeypatch.setattr(trimming, "resident_own", lambda: 10**9)
-    monkeypatch.setattr(_native, "_look", lambda: pytest.fail("it looked"))
+    monkeypatch.setattr(trimming, "heap_figures", lambda: pytest.fail("it looked"))
     (why,) = arena.trim(budget_ms=20).skipped
     assert "1,000 MB are too much to look at what is free in 20 ms" in why
     assert trimming.plan(20).kind == "unseen"
@@ -143,7 +144,8 @@ def test_a_heap_too_large_to_look_at_is_left_alone(monkeypatch: pytest.MonkeyPat
 
 @glibc
 def test_next_to_nothing_free_is_not_worth_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_native, "_look", lambda: (1000, 2))
+    seen = HeapFigures("glibc", 10_000, 9_000, 1_000, 0, 0, 2)
+    monkeypatch.setattr(trimming, "heap_figures", lambda: seen)
     planned = trimming.plan(1000.0)
     assert planned.kind == "nothing"
     result = arena.trim(budget_ms=1000)

@@ -64,14 +64,3 @@ PyObject *arena_py_trim_run(PyObject *unused, PyObject *const *args, Py_ssize_t 
                          (unsigned long long)done.chunk_ns, (unsigned long long)done.heap_ns,
                          done.backend, done.heap, done.code, done.shared);
 }
-
-PyObject *arena_py_look(PyObject *unused, PyObject *unused2) {
-    (void)unused, (void)unused2;
-    uint64_t free, pieces;
-    bool known;
-    Py_BEGIN_ALLOW_THREADS
-    known = arena__heap_look(&free, &pieces);
-    Py_END_ALLOW_THREADS
-    if (!known) Py_RETURN_NONE;
-    return Py_BuildValue("KK", (unsigned long long)free, (unsigned long long)pieces);
-}

@@ -234,8 +234,6 @@ static PyMethodDef functions[] = {
     {"_trim", FAST(arena_py_trim_run), METH_FASTCALL,
      "_trim(keep, budget, predicted, /)\n--\n\n"
      "Trim with the GIL released; nanoseconds. Returns the fields of arena_trimmed as a tuple."},
-    {"_look", arena_py_look, METH_NOARGS,
-     "_look()\n--\n\nBytes free inside the heap and in how many pieces (0: not told), or None."},
     {"_trim_is_idle", arena_py_trim_is_idle, METH_NOARGS,
      "_trim_is_idle()\n--\n\nWhether there is nothing that a trim could give back, without looking."},
     {"_trim_nothing", arena_py_trim_nothing, METH_O,

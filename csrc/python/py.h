@@ -232,7 +232,6 @@ PyObject *arena_py_trim(PyObject *unused, PyObject *const *args, Py_ssize_t coun
 PyObject *arena_py_trim_run(PyObject *unused, PyObject *const *args, Py_ssize_t count);
 PyObject *arena_py_trim_nothing(PyObject *unused, PyObject *result);
 PyObject *arena_py_trim_is_idle(PyObject *unused, PyObject *unused2);
-PyObject *arena_py_look(PyObject *unused, PyObject *unused2);
 
 /* figures.c */
 PyObject *arena_py_heap_figures(PyObject *unused, PyObject *unused2);
