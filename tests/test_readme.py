@@ -76,6 +76,12 @@ def limited_process(fn: Callable[..., object], *args: object) -> None:
         arena.set_limit(None)
 
 
+def second_trimmer() -> None:
+    """Start one while another one runs."""
+    with arena.Trimmer():
+        arena.Trimmer().start()
+
+
 @pytest.mark.ends
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_each_row_of_the_error_table_is_what_happens(row: tuple[str, str, str]) -> None:
@@ -100,6 +106,7 @@ def test_each_row_of_the_error_table_is_what_happens(row: tuple[str, str, str]) 
             "leave_a_view": leave_a_view,
             "in_cleanup": in_cleanup,
             "limited_process": limited_process,
+            "second_trimmer": second_trimmer,
             "arena": arena,
             "copy": copy,
         }
