@@ -167,6 +167,7 @@ def test_the_collector_is_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not seen
 
 
+@glibc
 def test_the_gil_is_let_go_of() -> None:
     """Another thread runs Python code while the heap is walked."""
     out = python(
@@ -194,6 +195,7 @@ print(during, result.milliseconds)
     assert int(during) > 100
 
 
+@glibc
 def test_callers_in_many_threads_share_one_walk() -> None:
     out = python(
         FRAGMENTED
@@ -219,6 +221,7 @@ print(len(shared) > 0)
     assert out == "True\n"
 
 
+@glibc
 def test_a_child_that_is_forked_in_the_middle_can_trim() -> None:
     out = python(
         FRAGMENTED
@@ -272,6 +275,7 @@ def test_a_misspelt_switch_is_one_clear_line() -> None:
     assert "ARENA_TRIM='of' is not understood: it takes on or off" in done.stderr
 
 
+@glibc
 def test_it_can_be_awaited() -> None:
     async def main() -> arena.TrimResult:
         ticks = 0
@@ -298,6 +302,7 @@ def preloaded(name: str) -> str:
     return str(found[0])
 
 
+@glibc
 @pytest.mark.parametrize("name", ["jemalloc", "mimalloc"])
 def test_the_allocator_of_the_process_is_found_and_asked(name: str) -> None:
     out = python(
@@ -318,6 +323,7 @@ with arena.Trimmer(every=0.05, cooldown=0.05) as trimmer:
     assert out == f"{name} True ()\n"
 
 
+@glibc
 def test_where_there_is_no_way_nothing_is_done_and_it_says_so() -> None:
     """A malloc that is nobody's we know: here one of a library that only passes calls on."""
     source = """
