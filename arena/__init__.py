@@ -55,6 +55,7 @@ from arena.store import Store
 from arena.tracing import Audit, Trace, audit, trace
 from arena.trimmer import Trimmer, TrimmerStats
 from arena.trimming import TrimResult, trim_async
+from arena.tuning import TuneResult, tune
 
 __all__ = [
     "ArenaError",
@@ -85,6 +86,7 @@ __all__ = [
     "TrimResult",
     "Trimmer",
     "TrimmerStats",
+    "TuneResult",
     "WrongThreadError",
     "__version__",
     "alloc",
@@ -113,4 +115,5 @@ __all__ = [
     "trace",
     "trim",
     "trim_async",
+    "tune",
 ]

@@ -115,18 +115,17 @@ class MemoryReport:
 def memory(
     *, private: bool = False, heap: bool = False, heaps: bool = False, objects: bool = False
 ) -> MemoryReport:
-    """Look at the memory of this process. Costs 0.7 ms with nothing asked for, whatever its size.
+    """Look at the memory of this process: half a millisecond, whatever its size.
 
-    What costs more as the process grows is asked for by name (measured at 20 MB and at 1 GB of
-    small pieces, each second free: ``python -m benchmarks sources``):
+    What costs more as the process grows is asked for by name. Milliseconds at 16 MB, and at 1 GB
+    that is half small Python objects and half blocks of 1 KB (``python -m benchmarks sources``):
 
-    - ``private``: private and proportional memory, for which the system walks all pages: 0.2 and 8
-      ms.
+    - ``private``: private and proportional memory. The system walks all pages, and who maps or
+      unmaps memory waits: 0.2; 14 to 23.
     - ``heap``: the C heap in use and free. Its allocator goes through the free pieces under its
-      lock, and who allocates there waits: 0.01 and 27 ms.
-    - ``heaps``: that, and how many heaps there are: twice as long.
-    - ``objects``: Python's arenas, all pools of which are looked at with the GIL held: 0.1 and 12
-      ms.
+      lock, and who allocates there waits: 0.01; 0.07, and 10 when each second block is free.
+    - ``heaps``: that, and how many heaps there are: as much again.
+    - ``objects``: Python's arenas, all pools of which are looked at with the GIL held: 0.04; 2.
 
     ``costs_ms`` says what each took this time. While a trim runs the heap is not looked at, and
     ``notes`` says so. Any thread may call it, a forked child too. It raises nothing for what cannot

@@ -99,7 +99,38 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     demo.set_defaults(run=_demo)
     _add_map(commands)
+    _add_tune(commands)
     return parser
+
+
+def _add_tune(commands: argparse._SubParsersAction[_Parser]) -> None:
+    tuned = commands.add_parser(
+        "tune",
+        help="print the settings of glibc's malloc for a Dockerfile or a unit file",
+        description="Prints the lines that set, from the start of a process, what arena.tune() "
+        "sets from inside. Changes nothing itself.",
+        epilog="Each option takes none, too: then that setting is left alone. Exit status: 0 done; "
+        "2 wrong usage.",
+    )
+    tuned.add_argument(
+        "--mmap-threshold",
+        default="1 MiB",
+        metavar="SIZE",
+        help="what is larger goes back to the system when it is freed (default: 1 MiB)",
+    )
+    tuned.add_argument(
+        "--arena-max",
+        default="2",
+        metavar="N",
+        help="how many heaps the threads share (default: 2)",
+    )
+    tuned.add_argument(
+        "--trim-threshold",
+        default="auto",
+        metavar="SIZE",
+        help="most free bytes at the end of a heap (default: auto, twice the mmap threshold)",
+    )
+    tuned.set_defaults(run=_tune)
 
 
 def _add_map(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -183,6 +214,28 @@ def _map(args: argparse.Namespace) -> int:
             fail_on_growth=args.fail_on_growth,
         )
     )
+
+
+def _tune(args: argparse.Namespace) -> int:
+    from arena.tuning import lines, settings
+
+    def given(text: str) -> str | None:
+        return None if text == "none" else text
+
+    heaps = given(args.arena_max)
+    if heaps is not None and not (heaps.isascii() and heaps.isdigit()):
+        raise UsageError(f"--arena-max is a number of heaps such as 2, or none, not {heaps!r}")
+    try:
+        values = settings(
+            given(args.mmap_threshold),
+            None if heaps is None else int(heaps),
+            given(args.trim_threshold),
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    for where, line in lines(values).items():
+        print(f"# {where}\n{line}")
+    return 0
 
 
 def _quiet_stdout() -> None:
