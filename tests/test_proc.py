@@ -333,8 +333,7 @@ def test_a_container_without_a_namespace_sees_its_group_at_the_mount_point(
     proc: Path, tmp_path: Path
 ) -> None:
     group(tmp_path / "c", memory_usage_in_bytes=10, memory_limit_in_bytes=40)
-    for name in ("usage_in_bytes", "limit_in_bytes"):
-        assert (tmp_path / "c" / f"memory.{name}").exists()
+    group(tmp_path / "docker/12ab", memory_usage_in_bytes=11)  # beside the mount: not in it
     for path, root in (("/docker/12ab", "/docker/12ab"), ("/docker/12ab", "/elsewhere")):
         version_1(proc, tmp_path / "c", path, root)
         found = _cgroup.cgroup(7)
@@ -387,15 +386,36 @@ def test_no_limit_is_none(proc: Path, tmp_path: Path) -> None:
     assert found is not None
     assert (found.limit, found.room, found.high, found.swap_current) == (None, None, None, None)
     assert found.oom_kills == 0
+    none = 9223372036854771712
+    version_1(proc, tmp_path / "c", "/b")
+    group(
+        tmp_path / "c/b",
+        memory_usage_in_bytes=10,
+        memory_limit_in_bytes=none,
+        memory_stat=f"hierarchical_memory_limit {none}",
+    )
+    found = _cgroup.cgroup(7)
+    assert found is not None
+    assert (found.version, found.limit, found.room, found.swap_limit) == (1, None, None, None)
 
 
-@pytest.mark.parametrize("text", ["", "0::/\n", "0::/../other\n", "5:cpu:/a\n"])
-def test_without_a_group_that_counts_memory_there_is_none(
-    text: str, proc: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("text", "current"),
+    [("0::/\n", 10), ("", None), ("0::/../other\n", None), ("5:cpu:/a\n", None)],
+)
+def test_a_group_that_cannot_be_seen_is_not_taken_for_the_one_that_is_mounted(
+    text: str, current: int | None, proc: Path, tmp_path: Path
 ) -> None:
     version_2(proc, tmp_path / "c", "/")
-    group(tmp_path / "c")
+    group(tmp_path / "c", memory_current=10)
     (proc / "7/cgroup").write_text(text)
+    found = _cgroup.cgroup(7)
+    assert (found and found.current) == current
+
+
+def test_a_group_that_does_not_count_memory_is_none(proc: Path, tmp_path: Path) -> None:
+    version_2(proc, tmp_path / "c", "/")
+    group(tmp_path / "c")
     assert _cgroup.cgroup(7) is None
 
 
