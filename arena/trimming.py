@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
 __all__ = [
     "KEEP_RETAINED",
     "Plan",
+    "Totals",
     "TrimResult",
     "plan",
     "resident_own",
     "switched_off",
+    "totals",
     "trim",
     "trim_async",
 ]
@@ -90,6 +93,59 @@ class Plan:
     look: Look | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Totals:
+    """What all trims of the process have done, whoever asked for them. None of it ever falls."""
+
+    trims: int = 0
+    returned: int = 0
+    """Bytes, of the trims at which resident memory fell."""
+    milliseconds: float = 0.0
+    worst_ms: float = 0.0
+    """The longest walk of the heap."""
+    skips: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Trims that did not walk it, by reason: as in ``TrimmerStats``, and "budget" (chunks took the
+    time), "none" (the allocator has no way)."""
+
+    def plus(self, result: TrimResult, skipped: str) -> Totals:
+        """Return the totals with one more."""
+        skips = self.skips
+        if skipped:
+            skips = {**skips, skipped: skips.get(skipped, 0) + 1}
+        if result.shared:  # the other caller's figures are in already
+            return dataclasses.replace(self, skips=skips)
+        return Totals(
+            trims=self.trims + 1,
+            returned=self.returned + max(0, result.returned),
+            milliseconds=self.milliseconds + result.milliseconds,
+            worst_ms=max(self.worst_ms, result.heap_milliseconds or 0.0),
+            skips=skips,
+        )
+
+
+_totals = Totals()
+_totals_lock = threading.Lock()
+
+
+def totals() -> Totals:
+    """Return what all trims have done. Any thread may ask."""
+    return _totals
+
+
+def _forked() -> None:
+    global _totals_lock
+    _totals_lock = threading.Lock()  # a thread that is not here may have held it
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _count(result: TrimResult, skipped: str) -> None:
+    global _totals
+    with _totals_lock:
+        _totals = _totals.plus(result, skipped)
+
+
 _stall = Stall()  # no lock over it, which a fork might find held: a lost update does no harm
 
 
@@ -97,7 +153,10 @@ def log() -> logging.Logger:
     """The one logger of arena. Nothing is printed unless the program configures it."""
     import logging  # not wanted by those who never trim
 
-    return logging.getLogger("arena")
+    logger = logging.getLogger("arena")
+    if not logger.handlers:  # without one, logging prints warnings and errors itself
+        logger.addHandler(logging.NullHandler())
+    return logger
 
 
 def switched_off() -> bool:
@@ -190,6 +249,13 @@ def run(reason: str, keep: int, budget_ms: float | None) -> tuple[TrimResult, Pl
         skipped=tuple(skipped),
         shared=bool(shared),
     )
+    if shared:
+        missed = "shared"
+    elif heap == 0:
+        missed = "none"
+    else:
+        missed = "" if walked else planned.kind or "budget"
+    _count(result, missed)
     log().debug("trim (%s): %s", reason, result)
     return result, planned
 
