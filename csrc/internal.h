@@ -140,8 +140,9 @@ typedef struct arena__thread {
     } refusal;
 } arena__thread;
 
-/* initial-exec: one instruction to reach; some 100 bytes fit the spare that glibc keeps for dlopen. */
-#if defined(__GLIBC__) || defined(__linux__)
+/* initial-exec: one instruction to reach; some 100 bytes fit the spare that glibc keeps for dlopen.
+ * musl keeps none, and refuses to load such a module. */
+#if defined(__GLIBC__)
 #define ARENA__TLS __attribute__((tls_model("initial-exec")))
 #else
 #define ARENA__TLS

@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-_Thread_local arena__thread *arena__self __attribute__((tls_model("initial-exec")));
+_Thread_local arena__thread *arena__self ARENA__TLS;
 arena__capture *arena__by_tag[1 << 16]; /* 0 is nobody's */
 arena_link_host arena__host;
 

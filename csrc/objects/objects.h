@@ -132,7 +132,12 @@ struct arena__capture {
     size_t live;  /* blocks */
 };
 
-extern _Thread_local arena__thread *arena__self __attribute__((tls_model("initial-exec")));
+#if defined(__GLIBC__) /* see csrc/internal.h */
+#define ARENA__TLS __attribute__((tls_model("initial-exec")))
+#else
+#define ARENA__TLS
+#endif
+extern _Thread_local arena__thread *arena__self ARENA__TLS;
 extern arena__capture *arena__by_tag[1 << 16];
 extern arena_link_host arena__host;
 
