@@ -8,13 +8,11 @@ difference is what the steady state makes, without the start and the end of the 
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import select
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -23,6 +21,7 @@ import psutil
 from benchmarks import UnavailableError
 from benchmarks._report import Options, Report
 from benchmarks._steady_child import SCRATCH
+from benchmarks._strace import traced
 
 ROOT = Path(__file__).resolve().parent.parent
 CHILD = [sys.executable, "-m", "benchmarks._steady_child"]
@@ -82,28 +81,6 @@ def watch(ticks: int, report: Report) -> None:
     )
 
 
-def traced(strace: str, ticks: int) -> collections.Counter[str]:
-    """Return how often a child that runs ``ticks`` ticks makes each system call."""
-    with tempfile.NamedTemporaryFile("r", prefix="arena-strace-") as file:
-        done = subprocess.run(
-            [strace, "-c", "-f", "-o", file.name, *CHILD],
-            cwd=ROOT,
-            input=f"{ticks}\n",
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        lines = file.read().splitlines()
-    if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise UnavailableError(f"strace does not work here: {reason}")
-    # Columns: % time, seconds, usecs/call, calls, errors or nothing, name.
-    rows = [line.split() for line in lines]
-    return collections.Counter(
-        {row[-1]: int(row[3]) for row in rows if len(row) >= 5 and row[3].isdigit()}
-    )
-
-
 def count_calls(ticks: int, report: Report) -> None:
     """Report the system calls that a tick of the steady state makes, or why they are not known."""
     strace = shutil.which("strace")
@@ -111,7 +88,7 @@ def count_calls(ticks: int, report: Report) -> None:
         report.say("system calls: not counted, strace is not installed")
         return
     try:
-        short, long = traced(strace, ticks), traced(strace, 10 * ticks)
+        short, long = (traced(strace, CHILD, f"{count}\n") for count in (ticks, 10 * ticks))
     except UnavailableError as error:
         report.say(f"system calls: not counted, {error}")
         return

@@ -1,0 +1,136 @@
+"""What a trim costs and gives back, by the size of the heap and of its blocks.
+
+Each figure is from a process of its own, which fills a heap with blocks, frees a share of them, and
+trims twice. Resident memory is read from outside. The return code is glibc's, which says 1 also
+when nothing came back. Then what other threads see meanwhile: the worst gap of a busy loop that
+allocates from the same heap, and of one that does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from arena._native import lib
+from benchmarks import UnavailableError
+from benchmarks._child import Child
+from benchmarks._heap import RECIPES
+from benchmarks._report import Options, Report
+
+HAND, HELD, ARENA, BUDGET = RECIPES
+SHARES = ("15/16", "3/4")
+MILLISECONDS = 20
+CLOSE, NOISE_MS = 1.25, 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What one trim did."""
+
+    ms: float
+    mb: float
+    code: int | None
+
+
+def name_of(size: int) -> str:
+    """Return a size of this benchmark as people write it."""
+    for unit, number in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
+        if size >= number:
+            return f"{size // number} {unit}"
+    return f"{size} B"
+
+
+def measure(recipe: str, size: int, block: int, share: str) -> list[Seen]:
+    """Trim a new process's heap twice."""
+    seen = []
+    with Child("_trim_child", recipe) as child:
+        child.ask(f"heap {size} {block} {share}")
+        before = child.resident()
+        for _ in range(2):
+            answer = child.ask("trim")
+            after = child.resident()
+            seen.append(Seen(answer["ms"], (before - after) / 1e6, answer["code"]))
+            before = after
+    return seen
+
+
+def measure_beside(recipe: str, size: int, block: int) -> tuple[float, float]:
+    """Return the worst gaps in ms of a loop that allocates beside a trim, and one that does not."""
+    worst = []
+    for allocate in (1, 0):
+        with Child("_trim_child", recipe) as child:
+            child.ask(f"heap {size} {block} 15/16")
+            worst.append(float(child.ask(f"beside {allocate}")["worst ms"]))
+    return worst[0], worst[1]
+
+
+def tell(seen: Seen) -> list[str]:
+    """Return the cells of one trim."""
+    return [f"{seen.ms:.1f}", f"{seen.mb:.1f}", "-" if seen.code is None else f"{seen.code}"]
+
+
+def heaps(sizes: list[int], blocks: list[int], report: Report) -> None:
+    """Report trims of all heaps."""
+    over: list[float] = []
+    longest = 0.0
+    columns = ("contender", "ms", "MB back", "code", "again: ms", "MB back", "code")
+    for size, block, share in itertools.product(sizes, blocks, SHARES):
+        case = f"{name_of(size)} in blocks of {name_of(block)}, {share} freed"
+        table = report.table(case, columns)
+        first: dict[str, Seen] = {}
+        for recipe in (HAND, ARENA, BUDGET):
+            seen = measure(recipe, size, block, share)
+            first[recipe] = seen[0]
+            for turn, one in zip(("", ", again"), seen, strict=True):
+                report.add(f"{case}{turn}: time", recipe, one.ms, "ms")
+                report.add(f"{case}{turn}: came back", recipe, one.mb, "MB")
+                if one.code is not None:  # None: the heap was not walked
+                    report.add(f"{case}{turn}: code", recipe, one.code, "")
+            table.add_row(
+                f"[bold]{recipe}[/]" if recipe != HAND else recipe, *tell(seen[0]), *tell(seen[1])
+            )
+            if recipe == BUDGET:
+                longest = max(longest, *(one.ms for one in seen))
+        report.console.print(table)
+        over.append(first[ARENA].ms - (first[HAND].ms * CLOSE + NOISE_MS))
+    reached = sum(one <= 0 for one in over)
+    report.say(
+        f"target: {ARENA} takes at most {CLOSE}x of {HAND}, and {NOISE_MS:g} ms: in {reached} of "
+        f"{len(over)} cases: {verdict(reached == len(over))}"
+    )
+    report.say(
+        f"target: {BUDGET} takes at most {MILLISECONDS} ms: {longest:.1f} ms at the most: "
+        f"{verdict(longest <= MILLISECONDS)}"
+    )
+
+
+def verdict(met: bool) -> str:
+    """Say whether a target was met."""
+    return "[green]met[/]" if met else "[red]not met[/]"
+
+
+def others(size: int, block: int, report: Report) -> None:
+    """Report what other threads see meanwhile."""
+    case = f"{name_of(size)} in blocks of {name_of(block)}: worst gap of another thread"
+    table = report.table(case, ("contender", "allocates: ms", "does not: ms"))
+    for recipe in RECIPES:
+        allocating, idle = measure_beside(recipe, size, block)
+        report.add(f"{case} that allocates", recipe, allocating, "ms")
+        report.add(f"{case} that does not", recipe, idle, "ms")
+        table.add_row(
+            f"[bold]{recipe}[/]" if recipe.startswith("arena") else recipe,
+            f"{allocating:.1f}",
+            f"{idle:.1f}",
+        )
+    report.console.print(table)
+    report.say("ctypes.CDLL lets go of the GIL, PyDLL and ctypes.pythonapi keep it")
+
+
+def run(options: Options, report: Report) -> None:
+    """Trim heaps of several sizes, then look at what others see."""
+    if lib.arena_heap_kind() != lib.ARENA_HEAP_GLIBC:
+        raise UnavailableError("the recipe to compare with is glibc's, and this is not glibc")
+    sizes = [16 << 20] if options.quick else [64 << 20, 256 << 20, 1 << 30]
+    blocks = [64 << 10, 512] if options.quick else [64 << 10, 4 << 10, 512]
+    heaps(sizes, blocks, report)
+    others(sizes[-1], 64 << 10, report)
