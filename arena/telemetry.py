@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from arena._proc import ProcError, statm
-from arena.memory import Stats, stats
+from arena.counters import Stats, stats
 from arena.trimmer import TrimmerStats, active
 from arena.trimming import Totals, totals
 
