@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from arena.cli._feed import generated, read
-from arena.cli._growth import growth
 from arena.cli._loop import Progress
 from arena.cli._mind import EDGES, NODES, SCRATCH, Mind, Permanent
 from arena.cli._report import Series, projection, verdict
@@ -408,18 +407,3 @@ def test_the_verdict_says_what_the_figures_say() -> None:
     flat.progress.broken = 1
     assert "lost state" in verdict(grows, flat)
     assert projection(series("unscoped", *(1_490 + n for n in range(20)))) == "reached"
-
-
-def test_the_interval_holds_the_true_slope_of_steps_and_widens_with_them() -> None:
-    times = [n / 10 for n in range(100)]
-    straight = growth(times, [3 + 2 * time for time in times])
-    assert straight is not None
-    assert straight.slope == pytest.approx(2)
-    assert straight.high - straight.low < 1e-6
-    stairs = growth(times, [2.0 * int(time) for time in times])
-    assert stairs is not None
-    assert stairs.low < 2 < stairs.high
-    flat = growth(times, [7.0] * 100)
-    assert flat is not None
-    assert (flat.low, flat.slope, flat.high) == (0, 0, 0)
-    assert growth(times[:4], [1.0] * 4) is None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from arena.cli._growth import Growth, growth
+from arena._trend import Trend, trend
 from arena.cli._loop import Progress
 from arena.cli._mind import EDGES, NODES
 
@@ -46,9 +46,10 @@ class Series:
         return self.ticks > 0 and self.progress.broken == 0
 
     @property
-    def growth(self) -> Growth | None:
-        """MB a minute."""
-        return growth([second / 60 for second in self.seconds], self.megabytes)
+    def growth(self) -> Trend | None:
+        """MB a minute; None where the samples are too few."""
+        found = trend([second / 60 for second in self.seconds], self.megabytes)
+        return found if found.known else None
 
     @property
     def flat(self) -> bool:
@@ -94,11 +95,11 @@ def table(runs: Sequence[Series]) -> Table:
     return result
 
 
-def _slope(grown: Growth | None) -> str:
+def _slope(grown: Trend | None) -> str:
     return f"{grown.slope:z.2f} MB/min" if grown else "unknown"
 
 
-def _interval(grown: Growth | None) -> str:
+def _interval(grown: Trend | None) -> str:
     return f"{grown.low:z.2f} to {grown.high:z.2f}" if grown else "unknown"
 
 
