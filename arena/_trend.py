@@ -1,4 +1,4 @@
-"""Tells a series that grows from one that is level, or says "not yet"; numbers in, a verdict out."""
+"""Tells a series that grows from a level one, or says "not yet"; numbers in, a verdict out."""
 
 from __future__ import annotations
 
@@ -66,29 +66,29 @@ def trend(xs: Sequence[float], ys: Sequence[float]) -> Trend:
     xs (seconds, ticks) must not decrease. Takes some 4 ms for 2,000 points. Raises ValueError for
     what is no series.
 
-    The series is cut into 32 parts of the same length in x; of each only a low counts, so what comes
-    and goes (spikes, garbage until it is collected, caches until they are emptied) does not. The
-    slope is the median of those between all pairs of lows (Theil and Sen). Its interval is that of a
-    line through n (1 - r) / (1 + r) points, r being the correlation of neighbouring rests (Santer et
-    al. 2000, J. Geophys. Res. 105), corrected for its bias, and a third wider than that.
+    The series is cut into 32 parts of the same length in x; of each only a low counts, so what
+    comes and goes (spikes, garbage until it is collected, caches until they are emptied) does not.
+    The slope is the median of those between all pairs of lows (Theil and Sen). Its interval is that
+    of a line through n (1 - r) / (1 + r) points, r being the correlation of neighbouring rests
+    (Santer et al. 2000, J. Geophys. Res. 105), corrected for its bias, and a third wider than that.
 
     It is growing when that interval is well away from zero, and
 
     - it rises as fast late as early: what slows down is a warm-up, or a cache that fills;
     - no four steps tell the same as well: what is allocated four times is not allocated always;
-    - up to two jumps, when left out, leave a line that grows by itself;
+      up to two jumps are left out, if what is left grows by itself;
     - it goes above what it had been before, if it was level first and began late.
 
     A warm-up of up to a quarter is cut off. It is flat when, from some point on, the interval holds
     zero and is too narrow to hide growth. It is shrinking when its negative is growing. All else is
     "not yet": more points may tell.
 
-    What it cannot tell: growth that ends after the last point, such as a warm-up or a cache of which
-    less than about twice its time constant was seen; a wave or a saw of which less than one and a
-    half periods were seen; five or more steps in equal distances from growth; a leak of less than
-    about half the noise of a point within some 200 points. What grows like the logarithm is not
-    growing, nor is what grows by doubling fewer than five times. Noise whose neighbours are alike
-    over a fifth of the series looks like growth once in some 30 series.
+    What it cannot tell: growth that ends after the last point, such as a warm-up or a cache of
+    which less than about twice its time constant was seen; a wave or a saw of which less than one
+    and a half periods were seen; five or more steps in equal distances from growth; within some 200
+    points a leak that adds up to less than three times the noise of a point. What grows like the
+    logarithm is not growing, nor is what grows by doubling fewer than five times. Noise whose
+    neighbours are alike over a fifth of the series looks like growth once in some 30 series.
     """
     _check(xs, ys)
     count = len(xs)
@@ -114,9 +114,9 @@ def trend(xs: Sequence[float], ys: Sequence[float]) -> Trend:
     falling = _rising(_Binned(xs, negative), xs, negative)
     if falling is not None:
         return verdict("shrinking", *falling, sign=-1)
-    level = _level(binned)
-    if level is not None:
-        return verdict("flat", *level)
+    flat = _flat(binned)
+    if flat is not None:
+        return verdict("flat", *flat)
     return verdict("not yet", whole, xs[0])
 
 
@@ -294,7 +294,7 @@ def _without_jump(
     return [x for x, _ in rest], [y for _, y in rest]
 
 
-def _level(binned: _Binned) -> tuple[_Line, float] | None:
+def _flat(binned: _Binned) -> tuple[_Line, float] | None:
     """The line on which the series is flat and the x where it starts; None where it is not."""
     seen = max(binned.medians) - min(binned.medians)
     for start in binned.starts((*_EARLY, *_LATE)):
@@ -360,7 +360,7 @@ def _theil_sen(xs: Sequence[float], ys: Sequence[float]) -> float:
 
 
 def _stairs(ys: Sequence[float], steps: int) -> float:
-    """The least squares that up to so many steps leave: by dynamic programming, after each point."""
+    """The least squares that up to so many steps leave: the best ones up to each point in turn."""
     count = len(ys)
     sums = list(accumulate(ys, initial=0.0))
     squares = list(accumulate((y * y for y in ys), initial=0.0))
