@@ -204,7 +204,7 @@ def test_collecting_does_not_look_at_the_heap(
     def never(*_: object) -> None:
         raise AssertionError("the heap was looked at")
 
-    monkeypatch.setattr(_native, "_look", never)
+    monkeypatch.setattr(_native, "_heap_figures", never)
     monkeypatch.setattr(_native, "_trim", never)
     assert scrape(registry)["arena_resident_bytes", ()] > 1 << 20
 
