@@ -34,6 +34,7 @@ from arena._native import (
 from arena._version import __version__
 from arena.counters import Stats, stats
 from arena.debugging import Debug, debug
+from arena.diagnosis import Diagnosis, Verdict, doctor
 from arena.errors import (
     ArenaError,
     EscapeError,
@@ -62,6 +63,7 @@ __all__ = [
     "Audit",
     "Block",
     "Debug",
+    "Diagnosis",
     "Escape",
     "EscapeError",
     "EscapeMap",
@@ -87,6 +89,7 @@ __all__ = [
     "Trimmer",
     "TrimmerStats",
     "TuneResult",
+    "Verdict",
     "WrongThreadError",
     "__version__",
     "alloc",
@@ -97,6 +100,7 @@ __all__ = [
     "cleanup",
     "current",
     "debug",
+    "doctor",
     "end",
     "escapes",
     "export_ticks",

@@ -21,6 +21,8 @@ __all__ = ["UsageError", "main"]
 
 _EXTRAS = {"rich": "cli", "psutil": "cli", "matplotlib": "plot"}
 
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
 
 class UsageError(Exception):
     """What the user asked for cannot be done; the text is the one line that says why."""
@@ -47,6 +49,18 @@ def _duration(text: str) -> float:
     seconds = _positive(text)
     if seconds < 1:
         raise argparse.ArgumentTypeError(f"less than 1 second shows nothing: {text!r}")
+    return seconds
+
+
+def _span(text: str) -> float:
+    """A length of time in seconds: "60", "60s", "5m" or "2h"."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
+    try:
+        seconds = float(number) * _UNITS[unit]
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"not a time above 0, such as 10s, 5m or 2h: {text!r}")
     return seconds
 
 
@@ -100,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
     _add_map(commands)
     _add_tune(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -189,6 +204,66 @@ def _add_map(commands: argparse._SubParsersAction[_Parser]) -> None:
     mapped.set_defaults(run=_map)
 
 
+def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        allow_abbrev=False,
+        help="say which kind of memory growth it is, or what the level is made of",
+        usage="%(prog)s [OPTIONS] (PID | SCRIPT | -m MODULE) [ARGS ...]",
+        description="With a PID, watches that process from outside: nothing is attached, so it "
+        "says how much and of which kind of page, no more. With a program, runs it in this "
+        "process, as python does, with the doctor in a thread beside it, which measures: a census "
+        "of Python objects, the C heap, what gc.collect() frees and what a trim returns. The "
+        "diagnosis is printed on stderr when the time is over (or the program, if that ends "
+        "before), and the program is then interrupted as by Ctrl-C, and ended if it does not heed "
+        "that in 5 seconds.",
+        epilog="Exit status: 0 nothing wrong; 1 memory grows, or some can be won back; 2 wrong "
+        "usage (no such process, no permission, no /proc); 3 cannot tell yet. Of a program that "
+        "ends by itself with another status than 0, and with --keep-running, the program's own.",
+    )
+    doctor.add_argument(
+        "--for",
+        dest="seconds",
+        type=_span,
+        default=10.0,
+        metavar="TIME",
+        help="how long to watch, such as 10s, 5m or 2h (default: 10s)",
+    )
+    doctor.add_argument(
+        "--warm-up",
+        type=_span,
+        default=3.0,
+        metavar="TIME",
+        help="with a program: how long it runs before it is watched (default: 3s)",
+    )
+    doctor.add_argument(
+        "--json", type=Path, metavar="FILE|-", help="write the diagnosis as JSON, too; - is stdout"
+    )
+    doctor.add_argument(
+        "--keep-running",
+        action="store_true",
+        help="with a program: let it go on after the diagnosis",
+    )
+    doctor.add_argument(
+        "--no-trim",
+        dest="trim",
+        action="store_false",
+        help="with a program: do not measure what a trim returns",
+    )
+    doctor.add_argument(
+        "--no-collect",
+        dest="collect",
+        action="store_false",
+        help="with a program: do not measure what gc.collect() frees",
+    )
+    doctor.add_argument(
+        "-m", dest="is_module", action="store_true", help="run a module, as python -m does"
+    )
+    doctor.add_argument("target", metavar="PID|SCRIPT")
+    doctor.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
+    doctor.set_defaults(run=_doctor)
+
+
 def _demo(args: argparse.Namespace) -> int:
     # A plain kill ends the run as Ctrl-C does: no draft of a file is left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -236,6 +311,24 @@ def _tune(args: argparse.Namespace) -> int:
     for where, line in lines(values).items():
         print(f"# {where}\n{line}")
     return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from arena.cli import doctor
+
+    return doctor.run(
+        doctor.Options(
+            target=args.target,
+            is_module=args.is_module,
+            args=args.args,
+            seconds=args.seconds,
+            warm_up=args.warm_up,
+            json=args.json,
+            keep_running=args.keep_running,
+            trim=args.trim,
+            collect=args.collect,
+        )
+    )
 
 
 def _quiet_stdout() -> None:
