@@ -215,7 +215,7 @@ def _name(kind: type) -> str:
 
 
 def grown(before: Census, after: Census, share: float = 0.0) -> tuple[Count, ...]:
-    """What there is more of, by type, that with most bytes first; from ``share`` of all of it on."""
+    """What there is more of, by type, most bytes first; types below ``share`` are left out."""
     had = {row.type: row for row in before.types}
     rows = []
     for row in after.types:

@@ -455,6 +455,8 @@ def _level_heap(found: Evidence, but: str) -> list[_Part]:
         if found.heaps and found.heaps > HEAPS and found.allocator == "glibc":
             text += f", or cap arenas: there are {found.heaps}"
             step = _TUNE
+        if stuck >= own:
+            text += f"; {mb(stuck)} more are free there and did not come back"
         figures: dict[str, float | None] = {
             "bytes": own,
             "returned": returned,

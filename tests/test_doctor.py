@@ -591,7 +591,7 @@ def test_the_benchmark_counts_each_wrong_claim_and_writes_a_row_for_each_trial()
     report.begin("doctor", "")
     doctor._confusion(doctor.INSIDE, ask, list(doctor.trials(1, 1.0)), report)
     assert {row.case: row.value for row in report.rows} == {
-        case: int(case != "fragmented") for case in doctor.CASES
+        case: int(case != "fragmented") for case in doctor.WANTED
     }
     assert {(row.contender, row.unit) for row in report.rows} == {("arena", "right")}
     # From outside all that it claims of the first and the last is wrong: they are not its words.
