@@ -119,6 +119,15 @@ def test_objects_in_ticks_are_measured_beside_plain_and_tuned_allocators(tmp_pat
         assert 10 < seen["rest", contender] <= seen["peak", contender] < 1000
 
 
+def test_the_cost_of_each_source_is_measured_in_a_small_and_a_large_process(tmp_path: Path) -> None:
+    rows = figures(tmp_path / "rows.json", "sources", "--quick")
+    assert len(rows) == 8 * 3
+    assert {row["unit"] for row in rows} == {"ms"}
+    assert all(row["value"] > 0 for row in rows)
+    named = {row["case"].partition(",")[0] for row in rows}
+    assert named >= {"statm", "status", "cgroup", "rollup", "heap", "heaps", "objects", "arena"}
+
+
 def test_without_a_name_the_benchmarks_are_listed_with_a_sentence_each() -> None:
     done = benchmarks()
     assert done.returncode == 0
