@@ -10,6 +10,8 @@ Everything that a tick allocates goes at its end in one step, unless it was expl
         keep = buf.persist()
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from arena import _load as _load
 from arena._native import (
     Block,
@@ -34,7 +36,6 @@ from arena._native import (
 from arena._version import __version__
 from arena.counters import Stats, stats
 from arena.debugging import Debug, debug
-from arena.diagnosis import Diagnosis, Verdict, doctor
 from arena.errors import (
     ArenaError,
     EscapeError,
@@ -50,13 +51,16 @@ from arena.exporting import export_ticks
 from arena.growth import assert_no_growth
 from arena.loop import Ticks, ticks
 from arena.objects import ObjectStats, object_stats
-from arena.reporting import HeapFigures, MemoryReport, PythonHeap, memory
 from arena.retention import Retention, set_retention
 from arena.store import Store
 from arena.tracing import Audit, Trace, audit, trace
-from arena.trimmer import Trimmer, TrimmerStats
-from arena.trimming import TrimResult, trim_async
-from arena.tuning import TuneResult, tune
+
+if _TYPE_CHECKING:
+    from arena.diagnosis import Diagnosis, Verdict, doctor
+    from arena.reporting import HeapFigures, MemoryReport, PythonHeap, memory
+    from arena.trimmer import Trimmer, TrimmerStats
+    from arena.trimming import TrimResult, trim_async
+    from arena.tuning import TuneResult, tune
 
 __all__ = [
     "ArenaError",
@@ -121,3 +125,35 @@ __all__ = [
     "trim_async",
     "tune",
 ]
+
+# What a loop that ticks never needs is imported when it is named first: it would take as long as
+# all the rest.
+_LATER = {
+    "Diagnosis": "diagnosis",
+    "HeapFigures": "reporting",
+    "MemoryReport": "reporting",
+    "PythonHeap": "reporting",
+    "TrimResult": "trimming",
+    "Trimmer": "trimmer",
+    "TrimmerStats": "trimmer",
+    "TuneResult": "tuning",
+    "Verdict": "diagnosis",
+    "doctor": "diagnosis",
+    "memory": "reporting",
+    "trim_async": "trimming",
+    "tune": "tuning",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
