@@ -6,13 +6,12 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Literal, TypeAlias
+from typing import Literal
 
-__all__ = ["State", "Trend", "trend"]
-
-State: TypeAlias = Literal["not yet", "flat", "growing", "shrinking"]
+__all__ = ["Trend", "trend"]
 
 _LEAST = 8  # points
+_LEAST_FLAT = 32  # points: what is level for so short a time may be about to grow
 _MOST = 4096  # points that are looked at: a longer series is thinned
 _BINS = 32
 
@@ -44,7 +43,7 @@ class Trend:
     Slopes are in the unit of ys per unit of xs. While nothing is known the interval is infinite.
     """
 
-    state: State
+    state: Literal["not yet", "flat", "growing", "shrinking"]
     slope: float
     low: float
     high: float
@@ -100,7 +99,12 @@ def trend(xs: Sequence[float], ys: Sequence[float]) -> Trend:
         xs, ys = xs[::stride], ys[::stride]
     binned = _Binned(xs, ys)
 
-    def verdict(state: State, line: _Line, start: float, sign: int = 1) -> Trend:
+    def verdict(
+        state: Literal["not yet", "flat", "growing", "shrinking"],
+        line: _Line,
+        start: float,
+        sign: int = 1,
+    ) -> Trend:
         slope, ends = sign * line.slope, (sign * line.low, sign * line.high)
         return Trend(state, slope, min(ends), max(ends), binned.medians[-1], count, start)
 
@@ -114,7 +118,7 @@ def trend(xs: Sequence[float], ys: Sequence[float]) -> Trend:
     falling = _rising(_Binned(xs, negative), xs, negative)
     if falling is not None:
         return verdict("shrinking", *falling, sign=-1)
-    flat = _flat(binned)
+    flat = _flat(binned) if count >= _LEAST_FLAT else None
     if flat is not None:
         return verdict("flat", *flat)
     return verdict("not yet", whole, xs[0])

@@ -13,9 +13,12 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from arena._version import __version__
+
+if TYPE_CHECKING:
+    from arena.cli._watch_report import Rate
 
 __all__ = ["UsageError", "main"]
 
@@ -115,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_map(commands)
     _add_tune(commands)
     _add_doctor(commands)
+    _add_watch(commands)
     return parser
 
 
@@ -264,6 +268,144 @@ def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
     doctor.set_defaults(run=_doctor)
 
 
+def _add_watch(commands: argparse._SubParsersAction[_Parser]) -> None:
+    watch = commands.add_parser(
+        "watch",
+        allow_abbrev=False,
+        help="watch the memory of a process, and say whether it grows",
+        usage="%(prog)s [OPTIONS] (PID | -- COMMAND [ARGS ...])",
+        description="Reads a process's resident memory from outside, of /proc, and says how fast "
+        "it grows, with a 95 %% interval: a minute, and a tick where the process shows its ticks "
+        "(ARENA_EXPORT=1, or arena.export_ticks() in it; a command started here does). What "
+        "comes and goes, steps that stay, and a warm-up are no growth; until enough was seen it "
+        'says "not yet". A command\'s own output is let through, and the watch speaks on stderr; '
+        "it is ended with the watch, and cannot read from the terminal.",
+        epilog="Exit status: 0 done; 1 it grows faster than --fail-above says; 2 wrong usage, or a "
+        "process that cannot be watched; 130 when Ctrl-C came before the time was over, after the "
+        "report. A process that ends meanwhile is reported as far as it was seen; a command's own "
+        "exit status is told in the report and the JSON.",
+    )
+    watch.add_argument("pid", nargs="?", metavar="PID")
+    watch.add_argument(
+        "--for",
+        dest="seconds",
+        type=_length,
+        metavar="TIME",
+        help="how long: 60, 60s, 5m, 2h (default: until it ends, or Ctrl-C)",
+    )
+    watch.add_argument(
+        "--every",
+        type=_interval,
+        default=0.5,
+        metavar="TIME",
+        help="time between two looks, 10ms or more (default: 500ms)",
+    )
+    watch.add_argument(
+        "--limit",
+        type=_limit,
+        metavar="SIZE",
+        help='say when it will reach this much, "2 GiB" (default: the limit of its control group)',
+    )
+    watch.add_argument(
+        "--fail-above",
+        type=_rate,
+        metavar="RATE",
+        help='exit with status 1 when it grows faster: "1 MiB/min", "1 kB/tick"',
+    )
+    watch.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the figures and samples as JSON; - is stdout: the report then goes to stderr",
+    )
+    watch.add_argument(
+        "--plot", type=_chart, metavar="FILE", help="draw the curve: a .png, or a page: .html"
+    )
+    watch.set_defaults(run=_watch)
+
+
+def _length(text: str) -> float:
+    unit = text.lstrip("0123456789.")
+    scale = {"ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+    try:
+        seconds = float(text.removesuffix(unit)) * scale[unit.strip()]
+    except (KeyError, ValueError):
+        seconds = math.nan
+    if not 0 < seconds <= 1e9:
+        raise argparse.ArgumentTypeError(
+            f"not a time above 0, such as 60, 60s, 5m, 2h or 500ms: {text!r}"
+        )
+    return seconds
+
+
+def _interval(text: str) -> float:
+    seconds = _length(text)
+    if seconds < 0.01:
+        raise argparse.ArgumentTypeError(f"more often than each 10 ms is too much: {text!r}")
+    return seconds
+
+
+def _limit(text: str) -> int:
+    from arena import _native
+
+    try:
+        size = _native._size(text, "a limit")
+    except (ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if size == 0:
+        raise argparse.ArgumentTypeError("nothing fits into 0 bytes")
+    return size
+
+
+def _rate(text: str) -> Rate:
+    from arena import _native
+    from arena.cli._watch_report import Rate
+
+    size, _, per = text.partition("/")
+    per = {"minute": "min", "min": "min", "tick": "tick"}.get(per.strip(), "")
+    try:
+        if not per:
+            raise ValueError
+        return Rate(_native._size(size.strip(), "a rate"), per)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f'not a rate such as "1 MiB/min" or "1 kB/tick": {text!r}'
+        ) from None
+
+
+def _chart(text: str) -> Path:
+    path = Path(text)
+    if path.suffix.lower() not in (".png", ".html"):
+        raise argparse.ArgumentTypeError(f"the curve is a .png or an .html file: {text!r}")
+    return path
+
+
+def _watch(args: argparse.Namespace) -> int:
+    # A plain kill ends the watch as Ctrl-C does, and the command with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    from arena.cli import watch
+
+    if bool(args.program) == (args.pid is not None):
+        raise UsageError("give either the number of a process, or -- and a command")
+    pid = None
+    if args.pid is not None:
+        if not (args.pid.isascii() and args.pid.isdigit() and 0 < int(args.pid[:10]) < 2**31):
+            raise UsageError(f"not the number of a process: {args.pid!r} (a command goes after --)")
+        pid = int(args.pid)
+    return watch.run(
+        watch.Options(
+            pid=pid,
+            command=args.program,
+            seconds=args.seconds,
+            every=args.every,
+            limit=args.limit,
+            fail_above=args.fail_above,
+            json=args.json,
+            plot=args.plot,
+        )
+    )
+
+
 def _demo(args: argparse.Namespace) -> int:
     # A plain kill ends the run as Ctrl-C does: no draft of a file is left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -336,10 +478,20 @@ def _quiet_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Take off the command to watch, which argparse would look for options in."""
+    if argv[:1] != ["watch"] or "--" not in argv:
+        return argv, []
+    at = argv.index("--")
+    return argv[:at], argv[at + 1 :]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m arena`` with these arguments and return its exit status."""
     parser = _parser()
-    args = parser.parse_args(argv)
+    words, program = _split(list(sys.argv[1:] if argv is None else argv))
+    args = parser.parse_args(words)
+    args.program = getattr(args, "program", program)
     if args.command is None:
         parser.print_help()
         return 0
