@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +211,7 @@ def test_ctrl_c_ends_watch_and_command_with_a_report(tmp_path: Path) -> None:
     target = tmp_path / "watch.json"
     code = "import time, os; print(os.getpid(), flush=True); time.sleep(60)"
     process = subprocess.Popen(
-        command("--for", "60s", "--every", "50ms", "--json", target, "--", sys.executable, "-c", code),
+        command("--for", "60s", "--json", target, "--", sys.executable, "-c", code),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV, process_group=0,
     )  # fmt: skip
     assert process.stdout
@@ -220,9 +221,7 @@ def test_ctrl_c_ends_watch_and_command_with_a_report(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "Traceback" not in errors.replace(
-        'Traceback (most recent call last):\n  File "<string>"', ""
-    )
+    assert "arena/cli" not in errors  # what there is of a traceback is the command's
     assert gone(pid)
     figures = json.loads(target.read_text())
     assert figures["interrupted"] is True
@@ -314,7 +313,7 @@ def test_a_terminal_has_a_live_view(sleeper) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], ["PID", "COMMAND"]),
+        ([], ["number of a process", "command"]),
         (["1", "--", "true"], ["either"]),
         (["potato"], ["potato", "--"]),
         (["0"], ["'0'"]),
@@ -332,7 +331,7 @@ def test_a_terminal_has_a_live_view(sleeper) -> None:
         (["--fail-above", "12 potatoes/min", "1"], ["--fail-above", "12 potatoes"]),
         (["--fail-above", "1 MiB", "1"], ["--fail-above", "1 MiB/min"]),
         (["--fail-above", "1 MiB/year", "1"], ["--fail-above"]),
-        (["--fail-above", "1 kB/tick", str(os.getpid())], ["--fail-above", "ARENA_EXPORT=1"]),
+        (["--fail-above", "1 kB/tick", "ME"], ["--fail-above", "ARENA_EXPORT=1"]),
         (["--plot", "x.gif", "1"], ["--plot", ".html"]),
         (["--json", "/no/such/folder/x.json", "1"], ["--json"]),
         (["--what", "1"], ["--what"]),
@@ -340,15 +339,24 @@ def test_a_terminal_has_a_live_view(sleeper) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_bad_argument_is_one_line(args: list[str], words: list[str]) -> None:
-    result = watch(*args)
+    result = watch(*(str(os.getpid()) if arg == "ME" else arg for arg in args))
     assert_one_line(result, *words)
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize(("text", "seconds"), [
-    ("60", 60), ("60s", 60), ("5m", 300), ("5 min", 300), ("2h", 7200), ("500ms", 0.5), ("1d", 86400),
-    ("0.5s", 0.5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("60", 60),
+        ("60s", 60),
+        ("5m", 300),
+        ("5 min", 300),
+        ("2h", 7200),
+        ("500ms", 0.5),
+        ("1d", 86400),
+        ("0.5s", 0.5),
+    ],
+)
 def test_times_are_read_as_users_write_them(text: str, seconds: float) -> None:
     from arena.cli import _length
 
@@ -450,7 +458,7 @@ def test_a_long_watch_keeps_fewer_samples_at_even_distances_and_the_peak() -> No
     assert 4_000 < len(samples) <= 8_193
     assert samples.taken == 100_000
     assert samples.peak == 9
-    gaps = {after.seconds - before.seconds for before, after in zip(samples, samples[1:-1])}
+    gaps = {after.seconds - before.seconds for before, after in pairwise(samples[:-1])}
     assert len(gaps) == 1
 
 
