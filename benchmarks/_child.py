@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import psutil
 
+from arena._proc import status
 from benchmarks import UnavailableError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +51,10 @@ class Child:
     def resident(self) -> int:
         """Return its resident memory in bytes, as the system has it."""
         return int(self._outside.memory_info().rss)
+
+    def peak(self) -> int:
+        """Return the most that was ever resident, in bytes."""
+        return status(self._process.pid).peak
 
     def __enter__(self) -> Self:
         return self
