@@ -22,7 +22,13 @@ ROOT = Path(__file__).resolve().parent.parent
 class Child:
     """``python -m benchmarks.MODULE``: each line that it gets it answers with a line of JSON."""
 
-    def __init__(self, module: str, *args: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        *args: str,
+        environment: dict[str, str] | None = None,
+        stderr: int | None = None,
+    ) -> None:
         self._name = " ".join([module, *args])
         self._process = subprocess.Popen(
             command(module, *args),
@@ -30,6 +36,7 @@ class Child:
             env={**os.environ, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
         self._outside = psutil.Process(self._process.pid)

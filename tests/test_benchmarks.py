@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from arena._native import lib
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -128,11 +131,98 @@ def test_the_cost_of_each_source_is_measured_in_a_small_and_a_large_process(tmp_
     assert named >= {"statm", "status", "cgroup", "rollup", "heap", "heaps", "objects", "arena"}
 
 
+glibc = pytest.mark.skipif(
+    lib.arena_heap_kind() != lib.ARENA_HEAP_GLIBC, reason="compares with recipes for glibc"
+)
+
+
+def by_contender(rows: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
+    return {(row["case"], row["contender"]): row["value"] for row in rows}
+
+
+@glibc
+def test_trims_of_each_heap_are_measured_beside_the_recipe_by_hand(tmp_path: Path) -> None:
+    seen = by_contender(figures(tmp_path / "rows.json", "trim", "--quick"))
+    contenders = ("malloc_trim by ctypes", "arena.trim()")
+    for block, share in itertools.product(("64 KB", "512 B"), ("15/16", "3/4")):
+        case = f"16 MB in blocks of {block}, {share} freed"
+        for contender in (*contenders, "arena.trim(budget_ms=20)"):
+            assert seen[f"{case}: time", contender] > 0
+            assert seen[f"{case}, again: time", contender] > 0
+            assert abs(seen[f"{case}, again: came back", contender]) < 1  # MB
+    for contender in contenders:
+        assert seen["16 MB in blocks of 64 KB, 15/16 freed: came back", contender] > 12
+        # The return code says 1 all the same.
+        assert abs(seen["16 MB in blocks of 512 B, 3/4 freed: came back", contender]) < 4
+        assert seen["16 MB in blocks of 512 B, 3/4 freed: code", contender] == 1
+        assert seen["16 MB in blocks of 64 KB, 15/16 freed, again: code", contender] == 1
+    gap = "16 MB in blocks of 64 KB: worst gap of another thread that"
+    for what in ("allocates", "does not"):
+        assert seen[f"{gap} {what}", "malloc_trim by ctypes.PyDLL"] > 0
+        assert seen[f"{gap} {what}", "arena.trim()"] > 0
+
+
+@glibc
+def test_stalls_of_a_loop_are_measured_beside_the_recipe_by_hand(tmp_path: Path) -> None:
+    seen = by_contender(figures(tmp_path / "rows.json", "stall", "--quick"))
+    case = "a heap of 16 MB"
+    for contender in (
+        "arena.Trimmer",
+        "trim_async(budget_ms=20)",
+        "malloc_trim on the loop",
+        "malloc_trim in a thread",
+    ):
+        assert seen[f"{case}: worst gap", contender] >= seen[f"{case}: 99 of 100 gaps", contender]
+        assert seen[f"{case}: 99 of 100 gaps", contender] >= 1
+        assert seen[f"{case}: came back", contender] > 10
+    assert seen[f"{case}: came back", "nothing trims"] < 2
+    assert seen[f"{case}: free but resident", "nothing trims"] > 10
+
+
+@glibc
+def test_what_stays_of_threads_is_measured_by_what_malloc_was_told(tmp_path: Path) -> None:
+    seen = by_contender(figures(tmp_path / "rows.json", "tune", "--quick"))
+    assert len({contender for _, contender in seen}) == 9
+    assert seen["stays", "default"] > 20
+    assert seen["stays", "os.environ from inside"] > 20
+    assert seen["stays", "arena.tune()"] < 10
+    assert seen["stays", 'arena.tune(mmap_threshold="1 MiB")'] < 10
+    for (case, _), value in seen.items():
+        assert case != "peak" or 20 < value < 1000
+
+
+@glibc
+def test_a_spike_is_followed_until_it_is_back(tmp_path: Path) -> None:
+    seen = by_contender(figures(tmp_path / "rows.json", "spike", "--quick"))
+    assert seen["resident memory after 0 small ticks", "arena, in pieces"] > 40
+    assert 0 < seen["back within 10 %", "arena, in pieces"] <= 32
+    assert seen["back within 10 %", "arena, one piece"] == 0
+    assert ("back within 10 %", "list") not in seen
+    assert seen["resident memory after 64 small ticks", "list"] > 40
+    assert 0 < seen["back within 10 %", "list, malloc_trim each 16"] < 17
+    giving = "madvise and munmap per tick, once it is back"
+    if (giving, "arena, in pieces") in seen:  # strace may run here
+        assert seen[giving, "arena, in pieces"] == seen[giving, "arena, one piece"] == 0
+        assert seen[giving, "list, malloc_trim each 16"] > 0
+
+
+def test_a_child_that_ends_too_early_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks import UnavailableError
+    from benchmarks._child import Child
+
+    with (
+        pytest.raises(UnavailableError, match=r"_spike_child pieces: exit code 1 at 'nonsense'"),
+        Child("_spike_child", "pieces", stderr=subprocess.DEVNULL) as child,
+    ):
+        child.ask("nonsense")
+
+
 def test_without_a_name_the_benchmarks_are_listed_with_a_sentence_each() -> None:
     done = benchmarks()
     assert done.returncode == 0
     listed = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-    assert listed.keys() >= {"scratch", "tick", "steady"}
+    assert listed.keys() >= {"scratch", "tick", "steady", "trim", "stall", "tune", "spike"}
     assert all(sentence.endswith(".") for sentence in listed.values())
 
 
