@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -686,6 +687,25 @@ def test_a_program_that_does_not_heed_the_interrupt_is_ended(tmp_path: Path) -> 
     assert done.returncode in (0, 3)
 
 
+def test_in_the_background_where_shells_ignore_ctrl_c_the_program_is_interrupted_too(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path, LOOP)
+
+    def ignore() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    done = run("--for", "1s", "--warm-up", "0.2s", path, preexec_fn=ignore)
+    assert done.stdout.endswith("interrupted\ncleaned up\n")
+
+
+def test_a_program_that_waits_in_a_system_call_is_interrupted_there(tmp_path: Path) -> None:
+    text = "import signal\ntry: signal.pause()\nfinally: print('woken')"
+    done = run("--for", "1s", "--warm-up", "0.2s", write(tmp_path, text))
+    assert done.stdout == "woken\n"
+    assert "was killed" not in done.stderr
+
+
 def test_a_child_that_the_program_forks_prints_no_diagnosis(tmp_path: Path) -> None:
     path = write(
         tmp_path,
@@ -701,9 +721,12 @@ def test_a_child_that_the_program_forks_prints_no_diagnosis(tmp_path: Path) -> N
             print("in the child", flush=True)
         """,
     )
-    done = run("--for", "1s", "--warm-up", "0.2s", path)
+    json_path = tmp_path / "found.json"
+    done = run("--for", "1s", "--warm-up", "0.2s", "--json", json_path, path)
     assert done.stdout == "in the child\n"
     assert done.stderr.count("python -m arena doctor: ") == 1
+    assert json.loads(json_path.read_text())["pid"] > 0
+    assert {entry.name for entry in tmp_path.iterdir()} == {"found.json", "program.py"}
 
 
 # ---- From outside

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import os
 import signal
 import sys
@@ -53,33 +54,35 @@ def _process(options: Options) -> int:
 
     if options.args:
         raise UsageError(f"a PID takes no arguments: {' '.join(options.args)!r}")
-    with _Json(options.json) as json:
-        try:
-            found = look_at(int(options.target), options.seconds)
-        except ProcError as error:
-            raise UsageError(str(error)) from None
-        if not json.is_stdout:
-            print(found)
-        json.write(found)
+    json = _Json(options.json)
+    try:
+        found = look_at(int(options.target), options.seconds)
+    except ProcError as error:
+        raise UsageError(str(error)) from None
+    if not json.is_stdout:
+        print(found)
+    json.write(found)
     return found.exit_status
 
 
-class _Json(contextlib.ExitStack):
+class _Json:
     """Where the figures go; found unwritable before anything has run."""
 
     def __init__(self, path: Path | None) -> None:
-        super().__init__()
         self.is_stdout = path is not None and str(path) == "-"
-        self._draft = None
+        self._path = None
         if path is not None and not self.is_stdout:
-            self._draft = self.enter_context(output(Path.cwd() / path, "--json"))
+            self._path = Path.cwd() / path  # the program may go elsewhere
+            with output(self._path, "--json"):
+                pass
 
     def write(self, found: Diagnosis) -> None:
-        """Write them, if they are wanted."""
+        """Write them, if they are wanted. Raises OSError and UsageError."""
         if self.is_stdout:
             print(found.as_json(), flush=True)
-        elif self._draft is not None:
-            self._draft.write_text(found.as_json() + "\n")
+        elif self._path is not None:
+            with output(self._path, "--json") as draft:
+                draft.write_text(found.as_json() + "\n")
 
 
 class _Treatment:
@@ -98,20 +101,21 @@ class _Treatment:
         options = self._options
         program = Program(options.target, options.is_module, options.args, Ticked([], {}, print))
         program.check()
-        with _Json(options.json) as self._json:
-            # Imported now: what the thread would import while it watches would be growth.
-
-            if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what goes on in
-                signal.signal(signal.SIGINT, signal.default_int_handler)  # the background
-            self._hook = sys.excepthook
-            sys.excepthook = self._told
-            self._stderr = os.dup(2)
-            threading.Thread(target=self._examine, name="arena doctor", daemon=True).start()
-            program.run()
-            if os.getpid() != self._pid:
-                return program.status  # of a child that the program forked
-            self._ended.set()
-            self._done.wait()
+        self._json = _Json(options.json)
+        for name in ("_trend", "reporting", "trimming"):
+            # Imported now: what the thread imports while it watches would be growth.
+            importlib.import_module(f"arena.{name}")
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what goes on in
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # the background
+        self._hook = sys.excepthook
+        sys.excepthook = self._told
+        self._stderr = os.dup(2)
+        threading.Thread(target=self._examine, name="arena doctor", daemon=True).start()
+        program.run()
+        if os.getpid() != self._pid:
+            return program.status  # of a child that the program forked
+        self._ended.set()
+        self._done.wait()
         if self._failure is not None:
             raise self._failure
         assert self._found is not None
@@ -149,7 +153,6 @@ class _Treatment:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        self._json.close()
         os._exit(2 if self._found is None else self._found.exit_status)
 
     def _told(self, *what: object) -> None:
