@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from arena import _proc
-from arena.cli import UsageError, _watched, main
+from arena.cli._errors import UsageError, _watched, main
 from arena.cli._watch_live import spark
 from arena.cli._watch_report import Rate, as_json, found, left, lines, span
 from arena.cli._watched import Command, Sample, Samples, Watched

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from arena.cli import UsageError
+from arena.cli._errors import UsageError
 
 __all__ = ["Feed", "generated", "read"]
 

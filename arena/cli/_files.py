@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from arena.cli import UsageError
+from arena.cli._errors import UsageError
 
 __all__ = ["output"]
 

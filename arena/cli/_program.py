@@ -15,7 +15,7 @@ from itertools import pairwise
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from arena.cli import UsageError
+from arena.cli._errors import UsageError
 from arena.cli._ticked import Ticked
 
 __all__ = ["Program"]

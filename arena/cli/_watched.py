@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from arena import _cgroup, _proc
-from arena.cli import UsageError
+from arena.cli._errors import UsageError
 
 __all__ = ["Command", "Sample", "Samples", "Watched"]
 

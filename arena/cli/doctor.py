@@ -14,7 +14,7 @@ from pathlib import Path
 
 from arena._inside import Watch, examine
 from arena._proc import ProcError
-from arena.cli import UsageError
+from arena.cli._errors import UsageError
 from arena.cli._files import output
 from arena.cli._program import Program
 from arena.cli._ticked import Ticked

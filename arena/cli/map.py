@@ -19,7 +19,7 @@ from typing import Any
 import arena
 from arena import _native
 from arena._map_text import OBJECTS, plural
-from arena.cli import UsageError
+from arena.cli._errors import UsageError
 from arena.cli._files import output
 from arena.cli._program import Program
 from arena.cli._term import AtTerm

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from arena import _proc
-from arena.cli import UsageError
+from arena.cli._errors import UsageError
 from arena.cli._files import output
 from arena.cli._watch_report import Found, Rate, as_json, found, lines, state_line
 from arena.cli._watched import Command, Watched
