@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from arena import _proc
-from arena.cli._errors import UsageError, _watched, main
+from arena.cli import UsageError, _watched, main
 from arena.cli._watch_live import spark
 from arena.cli._watch_report import Rate, as_json, found, left, lines, span
 from arena.cli._watched import Command, Sample, Samples, Watched
@@ -358,9 +358,9 @@ def test_a_bad_argument_is_one_line(args: list[str], words: list[str]) -> None:
     ],
 )
 def test_times_are_read_as_users_write_them(text: str, seconds: float) -> None:
-    from arena.cli import _length
+    from arena.cli._values import duration
 
-    assert _length(text) == seconds
+    assert duration(text) == seconds
 
 
 def test_no_proc_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:

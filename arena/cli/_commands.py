@@ -8,14 +8,15 @@ from __future__ import annotations
 import argparse
 import signal
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from arena.cli import _values
 from arena.cli._errors import UsageError
 
 __all__ = ["add_all"]
 
-_Commands: TypeAlias = "argparse._SubParsersAction[Any]"
+if TYPE_CHECKING:
+    _Commands: TypeAlias = argparse._SubParsersAction[Any]
 
 
 def add_all(commands: _Commands) -> None:
