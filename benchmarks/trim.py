@@ -1,15 +1,17 @@
 """What a trim costs and gives back, by the size of the heap and of its blocks.
 
 Each figure is from a process of its own, which fills a heap with blocks, frees a share of them, and
-trims twice. Resident memory is read from outside. The return code is glibc's, which says 1 also
-when nothing came back. Then what other threads see meanwhile: the worst gap of a busy loop that
-allocates from the same heap, and of one that does not.
+trims twice. Resident memory is read from outside. The figures are of the run that took the median
+time of three rounds. The return code is glibc's, which says 1 also when nothing came back. Then
+what other threads see meanwhile: the worst gap of a busy loop that allocates from the same heap,
+and of one that does not.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 from arena._native import lib
 from benchmarks import UnavailableError
@@ -19,7 +21,7 @@ from benchmarks._report import Options, Report
 
 HAND, HELD, ARENA, BUDGET = RECIPES
 SHARES = ("15/16", "3/4")
-MILLISECONDS = 20
+MILLISECONDS, ROUNDS = 20, 3
 CLOSE, NOISE_MS = 1.25, 2.0
 
 
@@ -69,30 +71,34 @@ def tell(seen: Seen) -> list[str]:
     return [f"{seen.ms:.1f}", f"{seen.mb:.1f}", "-" if seen.code is None else f"{seen.code}"]
 
 
-def heaps(sizes: list[int], blocks: list[int], report: Report) -> None:
-    """Report trims of all heaps."""
+def heaps(sizes: list[int], blocks: list[int], rounds: int, report: Report) -> None:
+    """Report trims of all heaps; the contenders take turns, the figures are medians."""
     over: list[float] = []
     longest = 0.0
     columns = ("contender", "ms", "MB back", "code", "again: ms", "MB back", "code")
     for size, block, share in itertools.product(sizes, blocks, SHARES):
         case = f"{name_of(size)} in blocks of {name_of(block)}, {share} freed"
         table = report.table(case, columns)
-        first: dict[str, Seen] = {}
-        for recipe in (HAND, ARENA, BUDGET):
-            seen = measure(recipe, size, block, share)
-            first[recipe] = seen[0]
-            for turn, one in zip(("", ", again"), seen, strict=True):
+        runs: dict[str, list[list[Seen]]] = {recipe: [] for recipe in (HAND, ARENA, BUDGET)}
+        for _ in range(rounds):
+            for recipe, found in runs.items():
+                found.append(measure(recipe, size, block, share))
+        seen = {
+            recipe: [middle(turn) for turn in zip(*found, strict=True)]
+            for recipe, found in runs.items()
+        }
+        for recipe, turns in seen.items():
+            for turn, one in zip(("", ", again"), turns, strict=True):
                 report.add(f"{case}{turn}: time", recipe, one.ms, "ms")
                 report.add(f"{case}{turn}: came back", recipe, one.mb, "MB")
                 if one.code is not None:  # None: the heap was not walked
                     report.add(f"{case}{turn}: code", recipe, one.code, "")
             table.add_row(
-                f"[bold]{recipe}[/]" if recipe != HAND else recipe, *tell(seen[0]), *tell(seen[1])
+                f"[bold]{recipe}[/]" if recipe != HAND else recipe, *tell(turns[0]), *tell(turns[1])
             )
-            if recipe == BUDGET:
-                longest = max(longest, *(one.ms for one in seen))
         report.console.print(table)
-        over.append(first[ARENA].ms - (first[HAND].ms * CLOSE + NOISE_MS))
+        over.append(seen[ARENA][0].ms - (seen[HAND][0].ms * CLOSE + NOISE_MS))
+        longest = max(longest, *(one.ms for one in seen[BUDGET]))
     reached = sum(one <= 0 for one in over)
     report.say(
         f"target: {ARENA} takes at most {CLOSE}x of {HAND}, and {NOISE_MS:g} ms: in {reached} of "
@@ -102,6 +108,11 @@ def heaps(sizes: list[int], blocks: list[int], report: Report) -> None:
         f"target: {BUDGET} takes at most {MILLISECONDS} ms: {longest:.1f} ms at the most: "
         f"{verdict(longest <= MILLISECONDS)}"
     )
+
+
+def middle(runs: Sequence[Seen]) -> Seen:
+    """Return the run that took the median time."""
+    return sorted(runs, key=lambda one: one.ms)[len(runs) // 2]
 
 
 def verdict(met: bool) -> str:
@@ -132,5 +143,5 @@ def run(options: Options, report: Report) -> None:
         raise UnavailableError("the recipe to compare with is glibc's, and this is not glibc")
     sizes = [16 << 20] if options.quick else [64 << 20, 256 << 20, 1 << 30]
     blocks = [64 << 10, 512] if options.quick else [64 << 10, 4 << 10, 512]
-    heaps(sizes, blocks, report)
+    heaps(sizes, blocks, 1 if options.quick else ROUNDS, report)
     others(sizes[-1], 64 << 10, report)
