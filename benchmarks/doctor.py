@@ -167,7 +167,7 @@ def outside(trial: Trial) -> dict[str, Any]:
 
 def run(options: Options, report: Report) -> None:
     """Run all, a few at a time, and print the tables."""
-    repeats, seconds = (1, 5.0) if options.quick else (REPEATS, 8.0)
+    repeats, seconds = (1, 4.0) if options.quick else (REPEATS, 8.0)
     everything = list(trials(repeats, seconds))
     for contender, ask in ((INSIDE, inside), (OUTSIDE, outside)):
         _confusion(contender, ask, everything, report)
