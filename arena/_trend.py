@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
+from itertools import accumulate, chain, pairwise
 from typing import Literal
 
 __all__ = ["Trend", "trend"]
@@ -177,26 +177,33 @@ class _Binned:
         self._over = [
             sorted(y - self.rough * x for x, y in zip(at, of, strict=True)) for at, of in parts
         ]
-        self.lows = self._lows(0, 1)[1]
+        self._lows = {width: self._lows_of(width) for width in _LOWS}
+        self.lows = self._lows[1][1]
+        self._lines: dict[int, list[_Line]] = {}
 
-    def _lows(self, start: int, width: int) -> tuple[list[float], list[float]]:
-        """The low of each ``width`` bins together, from the last ones back to bin ``start``."""
+    def _lows_of(self, width: int) -> tuple[list[float], list[float]]:
+        """The low of each ``width`` bins together, from the last ones backwards."""
         xs, lows = [], []
-        for end in range(self.count, start + width - 1, -width):
+        for end in range(self.count, width - 1, -width):
             together = range(end - width, end)
             over = self._over[end - 1]
             if width > 1:
-                over = sorted(y for index in together for y in self._over[index])
+                over = sorted(chain.from_iterable(self._over[end - width : end]))
             x = math.fsum(self.xs[index] for index in together) / width
             xs.append(x)
             lows.append(_quantile(over, _LOWS[width]) + self.rough * x)
         return xs[::-1], lows[::-1]
 
-    def lines(self, start: int) -> Iterator[_Line]:
+    def lines(self, start: int) -> list[_Line]:
         """A line for each width, from bin ``start`` on, where there are lows enough."""
-        for width in _LOWS:
-            if (self.count - start) // width >= 5:
-                yield _fitted(*self._lows(start, width))
+        if start not in self._lines:
+            counts = {width: (self.count - start) // width for width in _LOWS}
+            self._lines[start] = [
+                _fitted(xs[-counts[width] :], lows[-counts[width] :])
+                for width, (xs, lows) in self._lows.items()
+                if counts[width] >= 5
+            ]
+        return self._lines[start]
 
     def line(self, start: int) -> _Line | None:
         """The line with the tightest interval."""
@@ -234,12 +241,11 @@ def _rising_as_it_is(binned: _Binned) -> tuple[_Line, float] | None:
     assert whole is not None
     early = binned.starts(_EARLY)
     for start in (*early, *binned.starts(_LATE)):
-        lines = list(binned.lines(start))
-        if not lines:
+        line = binned.line(start)
+        if line is None:
             return None
-        line = min(lines, key=lambda one: one.margin)
         sure = _SURE if start in early else _SURE_LATE
-        if line.slope <= sure * line.margin or lines[-1].slope < _AGREED * line.slope:
+        if line.slope <= sure * line.margin or binned.lines(start)[-1].slope < _AGREED * line.slope:
             continue
         began = whole.slope >= line.slope / 2 if start in early else _began(binned, start, line)
         if began and not line.slows_down and not _few_steps(binned, start, line):
