@@ -466,3 +466,13 @@ def test_the_curve_in_the_terminal_shows_the_most_of_each_stretch() -> None:
     assert spark([0, 7, 0, 0], 2) == "█▁"
     assert spark([5, 5], 10) == "▁▁"
     assert spark(list(range(8)), 8) == "▁▂▃▄▅▆▇█"
+
+
+def test_the_help_has_no_doubled_percent_signs() -> None:
+    for command in ("demo", "watch", "doctor", "map", "tune"):
+        done = subprocess.run(
+            [sys.executable, "-m", "arena", command, "--help"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert "%%" not in done.stdout
+        assert "%(" not in done.stdout

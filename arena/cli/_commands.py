@@ -77,7 +77,7 @@ def _add_watch(commands: _Commands) -> None:
         help="watch the memory of a process, and say whether it grows",
         usage="%(prog)s [OPTIONS] (PID | -- COMMAND [ARGS ...])",
         description="Reads a process's resident memory from outside, of /proc, and says how fast "
-        "it grows, with a 95 %% interval: a minute, and a tick where the process shows its ticks "
+        "it grows, with a 95 % interval: a minute, and a tick where the process shows its ticks "
         "(ARENA_EXPORT=1, or arena.export_ticks() in it; a command started here does). What "
         "comes and goes, steps that stay, and a warm-up are no growth; until enough was seen it "
         'says "not yet". A command\'s own output is let through, and the watch speaks on stderr; '
