@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from typing import TypeVar
 
 import pytest
@@ -910,8 +911,10 @@ def test_a_cancelled_task_whose_cleanup_fails_stays_cancelled() -> None:
 
 
 # Greenlets: in a process of their own, for gevent changes the one that it is in
+needs_gevent = pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not here")
 
 
+@needs_gevent
 def test_greenlets_of_gevent_interleave_ticks_on_one_thread() -> None:
     code = """
 import random, arena, gevent
@@ -949,6 +952,7 @@ print(now.ticks_open, now.scratch, now.chunks)
     assert run(code) == "0 0 0\n"
 
 
+@needs_gevent
 def test_a_greenlet_that_is_killed_ends_its_ticks_and_runs_their_cleanups() -> None:
     code = """
 import arena, gevent
@@ -980,6 +984,7 @@ gevent.sleep(0)
     assert run(code) == "False 0\n"
 
 
+@needs_gevent
 def test_a_program_that_gevent_has_patched_uses_ticks_in_its_threads_and_sockets() -> None:
     code = """
 from gevent import monkey
