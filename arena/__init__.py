@@ -49,17 +49,18 @@ from arena.errors import (
 from arena.escapes import Escape, EscapeMap, Frame, escapes
 from arena.exporting import export_ticks
 from arena.growth import assert_no_growth
+from arena.heap import HeapFigures
 from arena.loop import Ticks, ticks
 from arena.objects import ObjectStats, object_stats
 from arena.retention import Retention, set_retention
 from arena.store import Store
 from arena.tracing import Audit, Trace, audit, trace
+from arena.trimming import TrimResult, trim_async
 
 if _TYPE_CHECKING:
     from arena.diagnosis import Diagnosis, Verdict, doctor
-    from arena.reporting import HeapFigures, MemoryReport, PythonHeap, memory
+    from arena.reporting import MemoryReport, PythonHeap, memory
     from arena.trimmer import Trimmer, TrimmerStats
-    from arena.trimming import TrimResult, trim_async
     from arena.tuning import TuneResult, tune
 
 __all__ = [
@@ -127,20 +128,18 @@ __all__ = [
 ]
 
 # What a loop that ticks never needs is imported when it is named first: it would take as long as
-# all the rest.
+# all the rest. Not what trim() needs: that may be called first in a thread, and the child of a fork
+# in the middle of an import waits for ever when it imports the same.
 _LATER = {
     "Diagnosis": "diagnosis",
-    "HeapFigures": "reporting",
     "MemoryReport": "reporting",
     "PythonHeap": "reporting",
-    "TrimResult": "trimming",
     "Trimmer": "trimmer",
     "TrimmerStats": "trimmer",
     "TuneResult": "tuning",
     "Verdict": "diagnosis",
     "doctor": "diagnosis",
     "memory": "reporting",
-    "trim_async": "trimming",
     "tune": "tuning",
 }
 

@@ -28,7 +28,8 @@ from arena.diagnosis import Diagnosis
 
 if TYPE_CHECKING:
     from arena._trend import Trend
-    from arena.reporting import HeapFigures, MemoryReport
+    from arena.heap import HeapFigures
+    from arena.reporting import MemoryReport
 
 __all__ = ["Watch", "examine", "moved"]
 
@@ -179,7 +180,7 @@ class Watch:
 
     def _look(self, x: float) -> None:
         from arena._proc import statm
-        from arena.reporting import heap_figures
+        from arena.heap import heap_figures
 
         self.xs.append(x)
         self._resident.append(statm().resident)

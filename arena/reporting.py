@@ -10,44 +10,13 @@ from typing import TypeVar
 
 from arena import _native, _proc
 from arena._cgroup import Cgroup, cgroup
-from arena._native import ffi, lib
 from arena._version import __version__
 from arena.counters import Stats, stats
+from arena.heap import BUSY, HeapFigures, UnknownError, ask_heap, count_heaps
 
-__all__ = [
-    "HeapFigures",
-    "MemoryReport",
-    "PythonHeap",
-    "heap_count",
-    "heap_figures",
-    "memory",
-]
+__all__ = ["MemoryReport", "PythonHeap", "memory"]
 
 _T = TypeVar("_T")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class HeapFigures:
-    """What the C heap's allocator tells of itself. Bytes; None: it does not tell."""
-
-    backend: str
-    """Whose it is: "glibc", "jemalloc", "mimalloc", "macos"."""
-    held: int | None
-    """Taken from the system and not unmapped. What a trim has returned inside of it is still
-    counted: it is addresses without memory. (jemalloc: resident; mimalloc: committed.)"""
-    used: int | None
-    """In use, the mmapped too. glibc counts what threads keep to reuse as used: some 60 KB each."""
-    free: int | None
-    """Free inside the allocator: a trim returns the whole pages in it, and has returned some."""
-    top: int | None
-    """Of it, at the end of glibc's main heap, which goes back by itself."""
-    mmapped: int | None
-    """Of what is used, pieces in a mapping of their own, which go back when they are freed."""
-    blocks_free: int | None
-    """The number of free pieces."""
-    heaps: int | None = None
-    """How many heaps there are: with glibc a thread may have one of its own. None unless asked
-    for."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -141,9 +110,9 @@ def memory(
     status = look.at("status", _proc.status)
     group = look.at("cgroup", cgroup) if statm else None
     rollup = look.at("rollup", _proc.rollup) if private else None
-    figures = look.at("heap", _ask_heap) if heap or heaps else None
+    figures = look.at("heap", ask_heap) if heap or heaps else None
     if figures is not None and heaps:
-        figures = dataclasses.replace(figures, heaps=look.at("heaps", _count_heaps))
+        figures = dataclasses.replace(figures, heaps=look.at("heaps", count_heaps))
     python = look.at("objects", _ask_python) if objects else None
     if figures is not None and figures.used is None:
         look.note(f"{figures.backend} does not tell what is used and what is free")
@@ -168,10 +137,6 @@ def memory(
     )
 
 
-class _UnknownError(Exception):
-    """What was asked for cannot be had; the text says why."""
-
-
 class _Look:
     """Asks one source after the other, and remembers what each took, and what is missing."""
 
@@ -187,66 +152,24 @@ class _Look:
         start = time.perf_counter()
         try:
             return source()
-        except (_proc.ProcError, _UnknownError) as error:
+        except (_proc.ProcError, UnknownError) as error:
             self.note(str(error))
             return None
         finally:
             self.costs[name] = (time.perf_counter() - start) * 1e3
 
 
-_BUSY = "a trim runs: {} not looked at meanwhile"
-
-
-def heap_figures() -> HeapFigures | None:
-    """``memory(heap=True).heap`` alone: None while a trim runs, or where the allocator tells
-    nothing."""
-    try:
-        return _ask_heap()
-    except _UnknownError:
-        return None
-
-
-def heap_count() -> int | None:
-    """The number of heaps alone: None while a trim runs, or where the allocator does not tell."""
-    try:
-        return _count_heaps()
-    except _UnknownError:
-        return None
-
-
-def _ask_heap() -> HeapFigures:
-    raw = _native._heap_figures()
-    if raw is None:
-        raise _UnknownError(_BUSY.format("the C heap is"))
-    backend, wraps, held, used, free, top, mmapped, pieces = raw
-    if backend == lib.ARENA_HEAP_NONE:
-        raise _UnknownError("this process's allocator tells nothing of its heap")
-    if wraps:
-        raise _UnknownError("glibc before 2.33 has figures of 32 bits only: they wrap at 4 GB")
-    name = ffi.string(lib.arena_heap_name(backend)).decode()
-    return HeapFigures(name, held, used, free, top, mmapped, pieces)
-
-
-def _count_heaps() -> int:
-    count = _native._heap_count()
-    if count is None:
-        raise _UnknownError(_BUSY.format("the heaps are"))
-    if count < 0:
-        raise _UnknownError("this process's allocator does not tell how many heaps it has")
-    return count
-
-
 def _ask_python() -> PythonHeap:
     text = _native._small_objects()
     if text is None:
-        raise _UnknownError(_BUSY.format("Python's arenas are"))
+        raise UnknownError(BUSY.format("Python's arenas are"))
     found = _told(text)
     try:
         held = found["# arenas allocated current"]
         used, loose = found["# bytes in allocated blocks"], found["# bytes in available blocks"]
         size, pools = found["arenas"], found["unused pools"]
     except KeyError:
-        raise _UnknownError(
+        raise UnknownError(
             "this Python does not tell what is in its arenas for small objects"
             + (" (PYTHONMALLOC is set?)" if not text else "")
         ) from None

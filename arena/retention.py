@@ -62,10 +62,10 @@ def set_retention(policy: str | int | None, name: str | None = None) -> str | in
     of more than 4 MiB have mappings of their own, which are never kept.
 
     With a ``name``: for the ticks of that name which begin from now on; their memory is then cached
-    apart from the others'. At most 15 names in a process can have had a policy. None undoes that of
-    a name. A name is told apart by its first 31 bytes. Returns the policy before, None for a name
-    without one. Any thread may call it; figures are in ``stats().retention``. Raises TypeError,
-    ValueError, ArenaError for a 16th name. C: arena_retain.
+    apart from the others'. At most 15 names in a process can have one at a time. None undoes that
+    of a name. A name is told apart by its first 31 bytes. Returns the policy before, None for a
+    name without one. Any thread may call it; figures are in ``stats().retention``. Raises
+    TypeError, ValueError, ArenaError for a 16th name. C: arena_retain.
     """
     if name is not None and not isinstance(name, str):
         raise TypeError(f"the name of a tick is a str, or None for the process, not {name!r}")
@@ -79,8 +79,8 @@ def set_retention(policy: str | int | None, name: str | None = None) -> str | in
     code = lib.arena_retain(key, kind, most)
     if code == lib.ARENA_E_LIMIT:
         raise ArenaError(
-            f"{_ROOM - 1} names have had a policy of their own already, which is the most: "
-            f"{name!r} gets none; use fewer names, or set that of the process"
+            f"{_ROOM - 1} names have a policy of their own already, which is the most: "
+            f"{name!r} gets none; give a name that needs its own no longer None, or use fewer"
         )
     return before
 

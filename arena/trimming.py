@@ -14,7 +14,7 @@ from arena import _native, objects
 from arena._native import ffi, lib
 from arena._proc import ProcError, statm
 from arena._stall import Look, Stall
-from arena.reporting import heap_figures
+from arena.heap import heap_figures
 
 if TYPE_CHECKING:
     import logging

@@ -99,7 +99,7 @@ size_t arena_trim(size_t keep);
  * are cached, without forgetting them. Larger requests than 4 MiB have mappings of their own, which are
  * never kept. Sets it for the process (NULL or "" for `name`), or for the ticks of a name that begin from
  * now on: they have a cache of their own then. AS_PROCESS undoes that. Returns ARENA_OK;
- * ARENA_E_LIMIT when 15 names have had one, ARENA_E_INVALID. */
+ * ARENA_E_LIMIT when 15 names have one, ARENA_E_INVALID. */
 enum {
     ARENA_RETAIN_ADAPTIVE = 0,
     ARENA_RETAIN_ALL = 1,

@@ -357,6 +357,26 @@ static arena__chunk *enforce(pool *p) {
     return batch;
 }
 
+/* Whether no name has it any more, and no open tick's memory is of it. (What views pin, or an audit
+ * keeps, may come back to it later, and is then under the policy of the name that has it.) */
+static bool is_spare(const pool *p) {
+    size_t chunks = 0;
+    for (unsigned k = 0; k < ARENA__CLASSES; k++) chunks += p->in_use[k] + p->cached_count[k];
+    return p->policy == ARENA_RETAIN_AS_PROCESS && !chunks;
+}
+
+/* Under the lock: a pool for a name that has none, or NULL when there are too many. */
+static pool *new_pool(const char *name) {
+    unsigned named = ARENA__LOAD(arena__named_pools);
+    pool *p = pages.pools + 1, *past = p + named;
+    while (p < past && !is_spare(p)) p++;
+    if (p == pages.pools + ARENA__POOLS) return NULL;
+    memset(p, 0, sizeof *p);
+    memcpy(p->name, name, strnlen(name, sizeof p->name - 1));
+    if (p == past) ARENA__STORE(arena__named_pools, named + 1);
+    return p;
+}
+
 int arena_retain(const char *name, int policy, size_t bytes) {
     bool process = !name || !*name;
     if (policy < ARENA_RETAIN_ADAPTIVE || policy > ARENA_RETAIN_AS_PROCESS ||
@@ -365,19 +385,11 @@ int arena_retain(const char *name, int policy, size_t bytes) {
     arena__lock();
     pool *p = process ? pages.pools : find_pool(name);
     if (!p) {
-        unsigned named = ARENA__LOAD(arena__named_pools);
-        if (policy == ARENA_RETAIN_AS_PROCESS) {
+        if (policy != ARENA_RETAIN_AS_PROCESS) p = new_pool(name);
+        if (!p) {
             arena__unlock();
-            return ARENA_OK;
+            return policy == ARENA_RETAIN_AS_PROCESS ? ARENA_OK : arena__fail(ARENA_E_LIMIT);
         }
-        if (named + 1 == ARENA__POOLS) {
-            arena__unlock();
-            return arena__fail(ARENA_E_LIMIT);
-        }
-        p = pages.pools + named + 1;
-        size_t length = strnlen(name, sizeof p->name - 1);
-        memcpy(p->name, name, length); /* what is behind it is zero */
-        ARENA__STORE(arena__named_pools, named + 1);
     }
     p->policy = policy;
     p->most = bytes;

@@ -118,7 +118,7 @@ def test_a_decorated_function_is_a_tick_of_its_name() -> None:
 
 
 def test_the_sixteenth_name_gets_an_error_and_the_others_keep_theirs() -> None:
-    with pytest.raises(arena.ArenaError, match="15 names have had a policy"):
+    with pytest.raises(arena.ArenaError, match="15 names have a policy"):
         for number in range(20):
             arena.set_retention("all", name=f"name {number}")
     named = arena.stats().retention[1:]

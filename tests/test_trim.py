@@ -17,7 +17,7 @@ import arena
 from arena import _native, trimming
 from arena._native import lib
 from arena._stall import Stall
-from arena.reporting import HeapFigures
+from arena.heap import HeapFigures
 
 ROOT = Path(__file__).resolve().parent.parent
 glibc = pytest.mark.skipif(

@@ -26,7 +26,7 @@ LINE = "MALLOC_ARENA_MAX=2 MALLOC_MMAP_THRESHOLD_=1048576 MALLOC_TRIM_THRESHOLD_
 # Threads with a heap each, one after the other, that stay until `go` is set.
 THREADS = """
 import ctypes, json, os, sys, threading, warnings, arena
-from arena.reporting import heap_count, heap_figures
+from arena.heap import heap_count, heap_figures
 warnings.simplefilter("ignore")
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
