@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import gc
 import itertools
@@ -531,29 +532,42 @@ def case(name: str, *args: object) -> list[object]:
     return ["-m", "benchmarks._doctor_cases", name, *args]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "growing"),
-    [
-        ("leaking list", "python-objects", True),
-        ("leaking C memory", "native-memory", True),
-        ("freed but retained", "retained", False),
-        ("fragmented", "fragmented", False),
-        ("pinned views", "pinned", False),
-        ("uncollected cycles", "cycles", True),
-        ("mapped file", "file-mapped", False),
-        ("warm-up, then flat", "flat", False),
-    ],
-)
-def test_a_program_with_one_condition_is_diagnosed(
-    tmp_path: Path, name: str, kind: str, growing: bool
-) -> None:
-    path = tmp_path / "found.json"
-    env = {"ARENA_CASES_DIR": str(tmp_path)}
-    done = run(
-        "--for", "4s", "--warm-up", "2s", "--json", path, *case(name, "--size", 90, "--rate", 8),
-        cwd=ROOT, env=env,
-    )  # fmt: skip
-    found = json.loads(path.read_text())
+CONDITIONS = {
+    "leaking list": ("python-objects", True),
+    "leaking C memory": ("native-memory", True),
+    "freed but retained": ("retained", False),
+    "fragmented": ("fragmented", False),
+    "pinned views": ("pinned", False),
+    "uncollected cycles": ("cycles", True),
+    "mapped file": ("file-mapped", False),
+    "warm-up, then flat": ("flat", False),
+}
+
+
+@pytest.fixture(scope="module")
+def diagnosed(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[subprocess.CompletedProcess[str], dict[str, Any]]]:
+    """Each program under the doctor, some at a time: they wait more than they work."""
+    folder = tmp_path_factory.mktemp("cases")
+    env = {"ARENA_CASES_DIR": str(folder)}
+
+    def diagnose(name: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+        path = folder / f"{name}.json"
+        done = run(
+            "--for", "4s", "--warm-up", "2s", "--json", path,
+            *case(name, "--size", 90, "--rate", 8), cwd=ROOT, env=env,
+        )  # fmt: skip
+        return done, json.loads(path.read_text())
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        return dict(zip(CONDITIONS, pool.map(diagnose, CONDITIONS), strict=True))
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_a_program_with_one_condition_is_diagnosed(name: str, diagnosed: Any) -> None:
+    kind, growing = CONDITIONS[name]
+    done, found = diagnosed[name]
     assert (found["verdicts"][0]["kind"], found["growing"]) == (kind, growing), done.stderr
     assert done.returncode == found["exit_status"] == (0 if kind in ("file-mapped", "flat") else 1)
     assert done.stdout == "ready\n"
