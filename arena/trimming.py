@@ -38,7 +38,6 @@ KEEP_RETAINED = 2 * sys.maxsize + 1
 """For the chunks to keep: what the retention wants. C: ARENA_TRIM_KEEP_RETAINED."""
 _NO_WAY = "this process's allocator has no way to give memory back"
 _WORTH = 1 << 20  # bytes: for less a heap is not walked
-_LOOK_SHARE = 0.25  # of the time that a trim may take: the most for a look at what is free
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -178,11 +177,11 @@ def plan(budget_ms: float) -> Plan:
     """Decide whether to walk the heap, if it may take ``budget_ms`` milliseconds.
 
     How long that takes depends on what is free, and to know that takes a look, which costs time
-    too: it is done when it is predicted to take a quarter of the budget at the most.
+    too: it is done when that is predicted to be within the budget.
     """
     own = resident_own()
     look_ms = _stall.look(own)
-    if look_ms > budget_ms * _LOOK_SHARE:
+    if look_ms > budget_ms:
         return Plan(
             look_ms,
             f"the heap was not walked: {own / 1e6:,.0f} MB are too much to look at what is free in "

@@ -60,10 +60,10 @@ def test_what_was_too_short_to_measure_teaches_nothing() -> None:
 def test_a_look_is_cheap_where_it_was_and_dear_for_what_came_since() -> None:
     stall = Stall()
     unknown = stall.look(1000 * MB)
-    assert unknown == pytest.approx(20.0)
+    assert unknown == pytest.approx(15.0)
     stall.looked(1000 * MB, 0.5)
     assert stall.look(1000 * MB) == pytest.approx(0.5)
     assert stall.look(500 * MB) == pytest.approx(0.25)
-    assert stall.look(2000 * MB) == pytest.approx(20.5)
+    assert stall.look(2000 * MB) == pytest.approx(15.5)
     stall.looked(1000 * MB, 30.0)
     assert stall.look(1000 * MB) >= 15.0
