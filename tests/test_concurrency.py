@@ -1033,6 +1033,7 @@ print(arena.stats().ticks_open, arena.stats().scratch)
     assert run(code) == "0 0\n"
 
 
+@pytest.mark.skipif(find_spec("greenlet") is None, reason="greenlet is not here")
 def test_plain_greenlets_switch_in_ticks_and_end_them_when_they_are_collected() -> None:
     code = """
 import contextvars, gc, random

@@ -272,6 +272,7 @@ def test_an_allocator_that_tells_half_is_a_note(monkeypatch: pytest.MonkeyPatch)
     assert "? in use (mmapped ?), ? free" in str(report)
 
 
+@glibc  # so is the library that is here
 def test_jemalloc_tells_what_is_used_and_free() -> None:
     out = python(
         """
@@ -297,6 +298,7 @@ print(json.dumps([full.backend, full.used, full.used - holes.used, holes.free - 
     assert held > used
 
 
+@glibc
 def test_mimalloc_tells_what_it_has_taken() -> None:
     out = python(
         """

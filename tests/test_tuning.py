@@ -365,6 +365,7 @@ def test_where_heaps_cannot_be_counted_nothing_is_late(monkeypatch: pytest.Monke
         assert arena.tune().late == ()
 
 
+@glibc  # so are the libraries that are here
 @pytest.mark.parametrize("name", ["jemalloc", "mimalloc"])
 def test_where_malloc_is_not_glibcs_nothing_is_set(name: str) -> None:
     found = sorted(Path("/usr/lib").rglob(f"lib{name}.so.[0-9]*"))

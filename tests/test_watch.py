@@ -278,6 +278,7 @@ def test_json_on_stdout_is_alone_there(sleeper) -> None:
 
 
 def test_the_picture_is_a_png_1200_pixels_wide(sleeper, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     target = tmp_path / "watch.png"
     result = watch(
         "--for", "500ms", "--every", "20ms", "--limit", "20 MiB", "--plot", target, sleeper.pid
@@ -331,7 +332,7 @@ def test_a_terminal_has_a_live_view(sleeper) -> None:
         (["--fail-above", "12 potatoes/min", "1"], ["--fail-above", "12 potatoes"]),
         (["--fail-above", "1 MiB", "1"], ["--fail-above", "1 MiB/min"]),
         (["--fail-above", "1 MiB/year", "1"], ["--fail-above"]),
-        (["--fail-above", "1 kB/tick", "ME"], ["--fail-above", "ARENA_EXPORT=1"]),
+        (["--fail-above", "1 kB/tick", "SLEEP"], ["--fail-above", "ARENA_EXPORT=1"]),
         (["--plot", "x.gif", "1"], ["--plot", ".html"]),
         (["--json", "/no/such/folder/x.json", "1"], ["--json"]),
         (["--what", "1"], ["--what"]),
@@ -339,7 +340,11 @@ def test_a_terminal_has_a_live_view(sleeper) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_bad_argument_is_one_line(args: list[str], words: list[str]) -> None:
-    result = watch(*(str(os.getpid()) if arg == "ME" else arg for arg in args))
+    with subprocess.Popen(["sleep", "60"]) as other:  # this process may show its ticks
+        try:
+            result = watch(*(str(other.pid) if arg == "SLEEP" else arg for arg in args))
+        finally:
+            other.kill()
     assert_one_line(result, *words)
     assert result.stdout == ""
 
