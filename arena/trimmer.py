@@ -16,7 +16,7 @@ from arena import _native
 from arena._native import lib
 from arena._proc import ProcError, faults, statm
 from arena.errors import TrimError
-from arena.trimming import KEEP_RETAINED, TrimResult, log, milliseconds, run, switched_off
+from arena.trimming import KEEP_RETAINED, TrimResult, log, milliseconds, run, stall, switched_off
 
 __all__ = ["Trimmer", "TrimmerStats", "active"]
 
@@ -53,6 +53,9 @@ class TrimmerStats:
     """By how much the times between two trims are longer now than was asked for: 1, 2, 4, ...
     64."""
     last: TrimResult | None
+    ms_per_mb: float
+    """What a walk is thought to take for each MB that is free in large pieces, in milliseconds: an
+    average of the walks of this process, weighted towards the last."""
     withheld: str | None
     """Why the heap was not walked at the last turn, with the figures; None: it was."""
 
@@ -217,6 +220,7 @@ class Trimmer:
                 refault_share=self._refaulted / self._returned if self._returned else 0.0,
                 backed_off=self._backoff,
                 last=self._last,
+                ms_per_mb=stall.ms_per_mb,
                 withheld=self._withheld,
             )
 

@@ -26,6 +26,8 @@ __all__ = [
     "TrimResult",
     "plan",
     "resident_own",
+    "run",
+    "stall",
     "switched_off",
     "totals",
     "trim",
@@ -145,7 +147,7 @@ def _count(result: TrimResult, skipped: str) -> None:
         _totals = _totals.plus(result, skipped)
 
 
-_stall = Stall()  # no lock over it, which a fork might find held: a lost update does no harm
+stall = Stall()  # no lock over it, which a fork might find held: a lost update does no harm
 
 
 def log() -> logging.Logger:
@@ -180,7 +182,7 @@ def plan(budget_ms: float) -> Plan:
     too: it is done when that is predicted to be within the budget.
     """
     own = resident_own()
-    look_ms = _stall.look(own)
+    look_ms = stall.look(own)
     if look_ms > budget_ms:
         return Plan(
             look_ms,
@@ -194,11 +196,11 @@ def plan(budget_ms: float) -> Plan:
     seen = heap_figures()
     took = (time.perf_counter() - start) * 1e3
     if seen is not None and seen.free is not None:
-        _stall.looked(own, took)
+        stall.looked(own, took)
         look = Look(seen.free, seen.blocks_free or 0)
     else:
         look = Look(own, 0)  # where nobody tells, it may be all
-    walk_ms = _stall.walk(look)
+    walk_ms = stall.walk(look)
     if look.free < _WORTH:
         return Plan(
             walk_ms, f"the heap was not walked: {look.free:,} bytes are free", "nothing", look
@@ -235,7 +237,7 @@ def run(reason: str, keep: int, budget_ms: float | None) -> tuple[TrimResult, Pl
     elif heap == 1 and not shared:
         skipped.append(planned.withheld or "the heap was not walked: the time was over")
     if walked and planned.look and not shared:
-        _stall.walked(planned.look, heap_ns / 1e6)
+        stall.walked(planned.look, heap_ns / 1e6)
     result = TrimResult(
         reason=reason,
         backend=ffi.string(lib.arena_heap_name(backend)).decode(),

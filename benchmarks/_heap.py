@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -38,15 +39,39 @@ def fragment(size: int, block: int, share: str) -> tuple[array[int], int]:
     return alive, (len(blocks) - len(alive)) * block
 
 
-def gaps(until: Callable[[], bool], *, allocate: bool) -> Iterator[float]:
-    """Yield the seconds between turns of a busy loop, which allocates from the heap or does not.
+class _Figures(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]
 
-    4 KB: what glibc keeps by thread, where no lock is needed, are pieces of 1 KB at the most.
-    """
+
+LIBC.mallinfo2.restype = _Figures
+
+
+def _allocate() -> None:
+    """4 KB: what glibc keeps by thread, where no lock is needed, are pieces of 1 KB at the most."""
+    free(malloc(4096))
+
+
+def _fork() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+TURNS: dict[str, Callable[[], object]] = {
+    "allocates": _allocate,
+    "forks": _fork,
+    "calls mallinfo2": LIBC.mallinfo2,
+    "does none of it": lambda: None,
+}
+"""What a thread may do while another one trims."""
+
+
+def gaps(until: Callable[[], bool], turn: Callable[[], object]) -> Iterator[float]:
+    """Yield the seconds between turns of a busy loop."""
     last = time.perf_counter()
     while not until():
-        if allocate:
-            free(malloc(4096))
+        turn()
         now = time.perf_counter()
         yield now - last
         last = now

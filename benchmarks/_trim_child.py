@@ -1,8 +1,8 @@
 """The process that ``trim`` watches: a heap in pieces, and one way to give it back.
 
 It is told "heap SIZE BLOCK SHARE", then "trim" (answers with milliseconds and the return code), or
-"beside 0" and "beside 1": a trim in another thread, while this one runs a busy loop that allocates
-(1) or does not (0), and records its worst gap. The argument names the recipe. Resident memory is
+"beside WHAT": a trim in another thread, while this one runs a busy loop that does one of _heap.TURNS
+(by its number), and records its worst gap. The argument names the recipe. Resident memory is
 read by who watches.
 """
 
@@ -15,7 +15,7 @@ from array import array
 from typing import Any
 
 from benchmarks._child import serve
-from benchmarks._heap import RECIPES, fragment, gaps
+from benchmarks._heap import RECIPES, TURNS, fragment, gaps
 
 recipe = RECIPES[sys.argv[1]]
 alive: array[int] | None = None
@@ -33,7 +33,7 @@ def trim() -> dict[str, Any]:
     return {"ms": (time.perf_counter() - start) * 1e3, "code": code}
 
 
-def beside(allocate: str) -> dict[str, float]:
+def beside(number: str) -> dict[str, float]:
     ends = False
 
     def work() -> None:
@@ -44,7 +44,7 @@ def beside(allocate: str) -> dict[str, float]:
 
     thread = threading.Thread(target=work)
     thread.start()
-    worst = max(gaps(lambda: ends, allocate=allocate == "1"))
+    worst = max(gaps(lambda: ends, list(TURNS.values())[int(number)]))
     thread.join()
     return {"worst ms": worst * 1e3}
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from arena._native import lib
 from benchmarks import UnavailableError
 from benchmarks._child import Child
-from benchmarks._heap import RECIPES
+from benchmarks._heap import RECIPES, TURNS
 from benchmarks._report import Options, Report
 
 HAND, HELD, ARENA, BUDGET = RECIPES
@@ -56,14 +56,14 @@ def measure(recipe: str, size: int, block: int, share: str) -> list[Seen]:
     return seen
 
 
-def measure_beside(recipe: str, size: int, block: int) -> tuple[float, float]:
-    """Return the worst gaps in ms of a loop that allocates beside a trim, and one that does not."""
-    worst = []
-    for allocate in (1, 0):
+def measure_beside(recipe: str, size: int, block: int) -> dict[str, float]:
+    """Return the worst gaps in ms of loops beside a trim, by what they do."""
+    worst = {}
+    for number, what in enumerate(TURNS):
         with Child("_trim_child", recipe) as child:
             child.ask(f"heap {size} {block} 15/16")
-            worst.append(float(child.ask(f"beside {allocate}")["worst ms"]))
-    return worst[0], worst[1]
+            worst[what] = float(child.ask(f"beside {number}")["worst ms"])
+    return worst
 
 
 def tell(seen: Seen) -> list[str]:
@@ -123,15 +123,14 @@ def verdict(met: bool) -> str:
 def others(size: int, block: int, report: Report) -> None:
     """Report what other threads see meanwhile."""
     case = f"{name_of(size)} in blocks of {name_of(block)}: worst gap of another thread"
-    table = report.table(case, ("contender", "allocates: ms", "does not: ms"))
+    table = report.table(case, ("contender", *(f"{what}: ms" for what in TURNS)))
     for recipe in RECIPES:
-        allocating, idle = measure_beside(recipe, size, block)
-        report.add(f"{case} that allocates", recipe, allocating, "ms")
-        report.add(f"{case} that does not", recipe, idle, "ms")
+        seen = measure_beside(recipe, size, block)
+        for what, worst in seen.items():
+            report.add(f"{case} that {what}", recipe, worst, "ms")
         table.add_row(
             f"[bold]{recipe}[/]" if recipe.startswith("arena") else recipe,
-            f"{allocating:.1f}",
-            f"{idle:.1f}",
+            *(f"{worst:.1f}" for worst in seen.values()),
         )
     report.console.print(table)
     report.say("ctypes.CDLL lets go of the GIL, PyDLL and ctypes.pythonapi keep it")

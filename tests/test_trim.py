@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import mmap
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import arena
 from arena import _native, trimming
 from arena._native import lib
+from arena._proc import statm
 from arena._stall import Stall
 from arena.heap import HeapFigures
 
@@ -134,7 +136,7 @@ print("ok")
 
 @glibc
 def test_a_heap_too_large_to_look_at_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trimming, "_stall", Stall())
+    monkeypatch.setattr(trimming, "stall", Stall())
     monkeypatch.setattr(trimming, "resident_own", lambda: 2 * 10**9)
     monkeypatch.setattr(trimming, "heap_figures", lambda: pytest.fail("it looked"))
     (why,) = arena.trim(budget_ms=20).skipped
@@ -165,6 +167,26 @@ def test_the_collector_is_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
         gc.enable()
         gc.callbacks.remove(note)
     assert not seen
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="madvise() as Linux has it")
+def test_pages_go_at_once_as_they_do_here_and_not_when_the_system_wants_them() -> None:
+    """MADV_FREE does not lower resident memory, so nothing here may use it."""
+    size = 32 << 20
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:
+        pages.write(b"1" * size)
+        before = statm().resident
+        pages.madvise(mmap.MADV_FREE)
+        assert abs(statm().resident - before) < size // 4
+        pages.madvise(mmap.MADV_DONTNEED)
+        assert before - statm().resident > size // 2
+    before = statm().resident
+    with arena.tick() as t:
+        t.alloc(size)[:] = b"1" * size
+        assert statm().resident - before > size // 2
+    assert statm().resident - before < size // 4
+    for source in (ROOT / "csrc").rglob("*.c"):
+        assert "MADV_FREE" not in source.read_text()
 
 
 @glibc

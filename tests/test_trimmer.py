@@ -78,6 +78,7 @@ def test_it_trims_when_the_time_has_passed(fake: Fake) -> None:
     stats = trimmer.stats()
     assert stats.milliseconds == pytest.approx(2.0 * stats.trims)
     assert stats.worst_ms == 1.5
+    assert stats.ms_per_mb > 0
 
 
 def test_it_trims_when_enough_ticks_have_finished(fake: Fake) -> None:
