@@ -22,15 +22,16 @@ _LOWS = {1: 0.25, 2: 0.15, 4: 0.1}
 _EARLY = (0, 4, 8)  # bins that may be a warm-up
 _LATE = (12, 16, 20, 24)  # bins that may have been something else, before it began or stopped
 
-# Chosen by the series of `python -m benchmarks slope` with even seeds, and judged by the odd ones.
+# Chosen by series of benchmarks/_series.py with seeds below 600 and 50 runs of a real process, and
+# judged by others: `python -m benchmarks slope`.
 _WIDER = 1.3  # times the interval that theory gives: it then holds 95 % where neighbours are alike
 _SURE = 1.35  # times the interval away from 0: one series is looked at from several starts
 _SURE_LATE = 2.0
 _AGREED = 0.5  # of the slope that the widest bins must show, too
 _STRAIGHT = 0.67  # the slope late in the line, at least, in parts of that early in it
-_BENT = -1.7  # standard errors
+_BENT = -2.3  # standard errors
 _STEPS = 4
-_BETTER = 3.5  # times the squares that few steps may leave of those of the line
+_BETTER = 4.0  # times the squares that few steps may leave of those of the line
 _LARGE = 4.0  # times the usual change between bins: a jump
 _TIGHT = 0.75  # of all that was seen, the most that may hide in what is called flat
 _SLOWER = 0.5  # of the slope before
@@ -62,8 +63,8 @@ class Trend:
 def trend(xs: Sequence[float], ys: Sequence[float]) -> Trend:
     """Judge whether ys grow, as a leak does: by a slope that stays, from the lows up.
 
-    xs (seconds, ticks) must not decrease. Takes some 4 ms for 2,000 points. Raises ValueError for
-    what is no series.
+    xs (seconds, ticks) must not decrease. Takes some 4 ms for 2,000 points, 10 at the most. Raises
+    ValueError for what is no series.
 
     The series is cut into 32 parts of the same length in x; of each only a low counts, so what
     comes and goes (spikes, garbage until it is collected, caches until they are emptied) does not.

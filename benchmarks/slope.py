@@ -3,10 +3,10 @@
 Made-up series: 18 kinds (benchmarks/_series.py), half of them from seeds that the detector's
 constants were chosen by, half from seeds that were held out. Real ones: the resident memory of
 child processes of 4,000 ticks each (benchmarks/_slope_child.py), read from outside every 3 ms, with
-the tick counter that they export; none was used to choose anything. Beside it on the same series:
-"last minus first", growth when the last sample is 1 MiB over the first; and "least squares", growth
-when the ordinary 95 % interval of the slope is above zero. A leak that is not called growing is a
-miss, also when it is "not yet".
+the tick counter that they export; all held out. Beside it on the same series: "last minus first",
+growth when the last sample is 1 MiB over the first; and "least squares", growth when the ordinary
+95 % interval of the slope is above zero. A leak that is not called growing is a miss, also when it
+is "not yet".
 """
 
 from __future__ import annotations

@@ -218,6 +218,30 @@ def test_a_child_that_ends_too_early_is_one_line(monkeypatch: pytest.MonkeyPatch
         child.ask("nonsense")
 
 
+def test_the_slope_detector_is_measured_beside_simpler_ones_on_series_of_all_kinds(
+    tmp_path: Path,
+) -> None:
+    rows = figures(tmp_path / "rows.json", "slope", "--quick")
+    seen = {(row["case"], row["contender"]): row["value"] for row in rows}
+    kinds = [
+        case
+        for case, contender in seen
+        if contender == "least squares" and not case.startswith("all: ")
+    ]
+    assert len(kinds) == 26
+    for kind in kinds:
+        for contender in ("arena", "last minus first", "least squares"):
+            assert 0 <= seen[kind, contender] <= 2
+    in_all = ["all: false alarms", "all: misses"]
+    for contender in ("arena", "last minus first", "least squares"):
+        assert sum(seen[case, contender] for case in in_all) == sum(
+            seen[kind, contender] for kind in kinds
+        )
+    assert seen["all: false alarms", "arena"] < seen["all: false alarms", "least squares"]
+    for kind in ("level", "few steps", "warm-up", "leak, in lumps", "regular steps"):
+        assert seen[kind, "arena"] == 0  # made up from seeds, so always the same
+
+
 def test_without_a_name_the_benchmarks_are_listed_with_a_sentence_each() -> None:
     done = benchmarks()
     assert done.returncode == 0
