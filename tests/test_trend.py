@@ -44,6 +44,7 @@ LEVEL: dict[str, Callable[[float], float]] = {
     "growth that stopped": lambda x: 20 * min(x, 0.6),
     "a wave": lambda x: 20 * math.sin(x * 20),
     "a wave of one and a half periods": lambda x: 20 * math.sin(x * 3 * math.pi),
+    "down, and up again": lambda x: 20 * max(0.5 - x, (x - 0.5)),
     "spikes": lambda x: 40.0 if int(x * END) % 170 == 0 else 0.0,
 }
 GROWS: dict[str, Callable[[float], float]] = {
@@ -154,8 +155,27 @@ def test_few_points_of_noise_are_called_neither_growing_nor_flat(count: int) -> 
     assert states.count("not yet") >= 45
 
 
+def test_what_was_level_for_a_short_time_is_not_called_flat() -> None:
+    assert trend(XS[:20], [7.0] * 20).state == "not yet"
+    assert trend(XS[:40], [7.0] * 40).state == "flat"
+
+
+def test_a_leak_that_noise_hides_for_now_is_not_called_flat_for_the_level_of_its_end() -> None:
+    states = []
+    for seed in range(100):
+        draw = random.Random(seed)
+        states.append(trend(XS[:40], [5 * n / 40 + draw.gauss(0, 1) for n in range(40)]).state)
+    assert states.count("not yet") > 50
+    assert states.count("flat") <= 5
+
+
 def test_long_series_are_thinned_and_judged_alike() -> None:
     xs = list(range(50_000))
+    draw = random.Random(1)
+    ys = [draw.random() for _ in xs]
+    long, thin = trend(xs, ys), trend(xs[::13], ys[::13])
+    assert (long.slope, long.low, long.high) == (thin.slope, thin.low, thin.high)
+    assert long.points == 50_000
     assert trend(xs, [100 * x + 3_000_000 * (x % 997 == 0) for x in xs]).slope == pytest.approx(100)
     assert trend(xs, [x % 997 for x in xs]).state == "flat"
 
