@@ -1,9 +1,9 @@
 """The process that ``trim`` watches: a heap in pieces, and one way to give it back.
 
 It is told "heap SIZE BLOCK SHARE", then "trim" (answers with milliseconds and the return code), or
-"beside WHAT": a trim in another thread, while this one runs a busy loop that does one of _heap.TURNS
-(by its number), and records its worst gap. The argument names the recipe. Resident memory is
-read by who watches.
+"beside NUMBER": a trim in another thread, while this one runs a busy loop that does that one of
+_heap.TURNS, and records its worst gap. The argument names the recipe. Resident memory is read by
+who watches.
 """
 
 from __future__ import annotations
