@@ -12,6 +12,7 @@ Everything that a tick allocates goes at its end in one step, unless it was expl
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from arena import _later as _later
 from arena import _load as _load
 from arena._native import (
     Block,
@@ -128,8 +129,7 @@ __all__ = [
 ]
 
 # What a loop that ticks never needs is imported when it is named first: it would take as long as
-# all the rest. Not what trim() needs: that may be called first in a thread, and the child of a fork
-# in the middle of an import waits for ever when it imports the same.
+# all the rest.
 _LATER = {
     "Diagnosis": "diagnosis",
     "MemoryReport": "reporting",
@@ -147,9 +147,7 @@ _LATER = {
 def __getattr__(name: str) -> object:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    value: object = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    value: object = getattr(_later.load(f"{__name__}.{_LATER[name]}"), name)
     globals()[name] = value
     return value
 

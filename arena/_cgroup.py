@@ -169,7 +169,7 @@ def _upwards(root: str, point: str, path: str) -> Iterator[str]:
 
 def _text(group: str, name: str) -> str:
     try:
-        with open(os.path.join(group, name), encoding="ascii") as file:
+        with open(os.path.join(group, name), encoding="utf-8") as file:
             return file.read()
     except (OSError, ValueError):
         return ""

@@ -10,10 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from arena import _proc
 from arena._census import Census, census, grown
 from arena._native import ffi, lib
+from arena._proc import ProcError, started, statm
+from arena._trend import Trend, trend
 from arena._verdicts import (
     GROWTH,
     WORTH,
@@ -25,11 +28,9 @@ from arena._verdicts import (
     judge,
 )
 from arena.diagnosis import Diagnosis
-
-if TYPE_CHECKING:
-    from arena._trend import Trend
-    from arena.heap import HeapFigures
-    from arena.reporting import MemoryReport
+from arena.heap import HeapFigures, heap_figures
+from arena.reporting import MemoryReport, memory
+from arena.trimming import trim
 
 __all__ = ["Watch", "examine", "moved"]
 
@@ -179,9 +180,6 @@ class Watch:
             self.turned = done
 
     def _look(self, x: float) -> None:
-        from arena._proc import statm
-        from arena.heap import heap_figures
-
         self.xs.append(x)
         self._resident.append(statm().resident)
         if not self._heap:
@@ -204,8 +202,6 @@ class Watch:
 
 def moved(xs: Sequence[float], ys: Sequence[float]) -> Moved:
     """Return how a series went over all of its length."""
-    from arena._trend import trend
-
     if len(xs) < 2 or xs[-1] <= xs[0]:
         return Moved("not yet")
     found: Trend = trend(xs, ys)
@@ -232,8 +228,6 @@ class _Visit:
 
     def look(self) -> Level:
         """Return all levels as they are now."""
-        from arena.reporting import memory
-
         report = memory(heap=True, objects=True, heaps=not self._again)
         for _ in range(_TRIES):
             if report.heap is not None or self.allocator == "none":
@@ -264,8 +258,6 @@ class _Visit:
 
     def trim(self) -> Trimmed:
         """Trim, and return what came back."""
-        from arena.trimming import trim
-
         result = trim(reason="doctor")
         self._costs({"trim": result.milliseconds})
         self.notes += result.skipped
@@ -317,8 +309,6 @@ def _loose(heap: HeapFigures) -> int | None:
     """
     if heap.backend != "glibc" or heap.used is None or (heap.free or 0) < WORTH:
         return None
-    from arena import _proc
-
     resident, ours = 0, False
     for line in _proc.read("smaps").splitlines():
         fields = line.split()
@@ -347,8 +337,6 @@ def _collector(before: int, after: int) -> Collector:
 
 def _age() -> float | None:
     """Seconds that this process has run."""
-    from arena._proc import ProcError, started
-
     try:
         began = started(os.getpid()) / os.sysconf("SC_CLK_TCK")
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)

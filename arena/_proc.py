@@ -14,6 +14,7 @@ __all__ = [
     "Statm",
     "Status",
     "TickCounter",
+    "children",
     "faults",
     "rollup",
     "started",
@@ -148,6 +149,31 @@ def started(pid: int | None = None) -> int:
     """When the process began, in clock ticks after the boot: with its number, who it is. Raises
     ProcError."""
     return int(_stat(pid)[22 - 3])
+
+
+def children(pid: int) -> list[int]:
+    """The processes that it has started, and those that these have. Raises ProcError.
+
+    One that ends meanwhile is left out, and so are all where the system does not tell
+    (CONFIG_PROC_CHILDREN).
+    """
+    try:
+        threads = os.listdir(f"{PROC}/{pid}/task")
+    except OSError as error:
+        raise _problem(error, pid, "task") from None
+    found = []
+    for thread in threads:
+        try:
+            found += [int(child) for child in read(f"task/{thread}/children", pid).split()]
+        except ProcError:
+            continue
+    below: list[int] = []
+    for child in found:
+        try:
+            below += children(child)
+        except ProcError:
+            continue
+    return found + below
 
 
 def rollup(pid: int | None = None) -> Rollup:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from arena import _later
+from arena.trimming import time_of
 
 if TYPE_CHECKING:
     from arena._census import Count
@@ -134,18 +137,28 @@ def doctor(
     objects before and after (a microsecond each, two seconds at the most), the figures of the C
     heap and of Python's arenas, then a ``gc.collect()`` (``collect=False`` leaves it out) and a
     real ``arena.trim()`` (``trim=False``), in this order, as each shows what the one before could
-    not reach. Any thread may call it. Raises ValueError for times and turns that are none, and what
-    ``work`` raises. C: mallinfo2, malloc_trim.
+    not reach. Any thread may call it. Raises TypeError and ValueError for arguments that make no
+    sense, and what ``work`` raises. C: mallinfo2, malloc_trim.
     """
-    if not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
-        raise ValueError(f"seconds is a finite number above 0, such as 10, not {seconds!r}")
+    seconds = time_of(seconds, "seconds", "seconds")
     if turns is not None:
+        if isinstance(turns, bool) or not isinstance(turns, int):
+            raise TypeError(f"turns is a whole number, such as 1000, not {turns!r}")
+        if turns < 1:
+            raise ValueError(f"turns is a whole number above 0, such as 1000, not {turns}")
         if work is None:
             raise ValueError("turns counts calls of work: give work, or seconds instead")
-        if not isinstance(turns, int) or turns < 1:
-            raise ValueError(f"turns is a whole number above 0, such as 1000, not {turns!r}")
     if work is not None and not callable(work):
         raise TypeError(f"work is a function to call, or None, not {type(work).__name__}")
-    from arena._inside import Watch, examine  # dear to import, and seldom wanted
-
-    return examine(Watch(work, float(seconds), turns), trim=trim, collect=collect)
+    if inspect.iscoroutinefunction(work) or inspect.isgeneratorfunction(work):
+        raise TypeError(
+            "work is called, and nothing more: give a plain function, such as "
+            "lambda: asyncio.run(turn())"
+        )
+    for name, value in (("trim", trim), ("collect", collect)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} is True or False, not {value!r}")
+    inside = _later.load("arena._inside")  # dear to import, and seldom wanted
+    watch = inside.Watch(work, seconds, turns)
+    found: Diagnosis = inside.examine(watch, trim=trim, collect=collect)
+    return found

@@ -104,6 +104,10 @@ def memory(
     """
     import os
 
+    asked = {"private": private, "heap": heap, "heaps": heaps, "objects": objects}
+    for name, value in asked.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} is True or False, not {value!r}")
     look = _Look()
     own = look.at("arena", stats)
     statm = look.at("statm", _proc.statm)

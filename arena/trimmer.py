@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
-import math
 import os
 import sys
 import threading
@@ -16,7 +16,7 @@ from arena import _native
 from arena._native import lib
 from arena._proc import ProcError, faults, statm
 from arena.errors import TrimError
-from arena.trimming import KEEP_RETAINED, TrimResult, log, milliseconds, run, stall, switched_off
+from arena.trimming import KEEP_RETAINED, TrimResult, log, run, stall, switched_off, time_of
 
 __all__ = ["Trimmer", "TrimmerStats", "active"]
 
@@ -61,7 +61,7 @@ class TrimmerStats:
 
 
 _active: Trimmer | None = None
-_registry = threading.Lock()
+_registry = threading.RLock()
 
 
 def active() -> Trimmer | None:
@@ -99,9 +99,9 @@ class Trimmer:
         max_stall_ms: float = 20.0,
         cooldown: float = 1.0,
     ) -> None:
-        self._every = _seconds(every, "every")
-        self._cooldown = _seconds(cooldown, "cooldown")
-        self._max_stall = milliseconds(max_stall_ms, "max_stall_ms")
+        self._every = time_of(every, "every", "seconds")
+        self._cooldown = time_of(cooldown, "cooldown", "seconds")
+        self._max_stall = time_of(max_stall_ms, "max_stall_ms", "milliseconds")
         self._growth = None if growth is None else _native._size(growth, "growth")
         if self._growth == 0:
             raise ValueError("growth is a size above 0 bytes, or None, not 0")
@@ -115,7 +115,7 @@ class Trimmer:
         self._where = ""
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._lock = threading.Lock()  # over what follows
+        self._lock = threading.RLock()  # over what follows
         self._trims = 0
         self._skips: dict[str, int] = {}
         self._returned = 0
@@ -201,7 +201,7 @@ class Trimmer:
 
     def _forked(self) -> None:
         """In the child of a fork: the thread is not here, and may have held the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._stop = threading.Event()
         self._thread = None
 
@@ -240,8 +240,10 @@ class Trimmer:
             try:
                 self._trim(reason, turn)
             except Exception:
-                # Whatever it was, the program's memory is not to be left to grow because of it.
-                log().exception("arena.Trimmer: a trim failed; it goes on")
+                # Whatever it was, the program's memory is not to be left to grow because of it;
+                # nor when it is a handler of log records that raises.
+                with contextlib.suppress(Exception):
+                    log().exception("arena.Trimmer: a trim failed; it goes on")
             turn = _Turn()
 
     def _due(self, last: _Turn) -> str | None:
@@ -357,17 +359,9 @@ def _faulted() -> int:
         return 0
 
 
-def _seconds(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} is a number of seconds, such as 10, not {value!r}")
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} is a number of seconds above 0, not {value!r}")
-    return float(value)
-
-
 def _forked() -> None:
     global _active, _registry
-    _registry = threading.Lock()
+    _registry = threading.RLock()
     trimmer, _active = _active, None
     if trimmer is not None:
         trimmer._forked()

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import logging
 import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from arena import _native, objects
 from arena._native import ffi, lib
 from arena._proc import ProcError, statm
 from arena._stall import Look, Stall
 from arena.heap import heap_figures
-
-if TYPE_CHECKING:
-    import logging
 
 __all__ = [
     "KEEP_RETAINED",
@@ -29,6 +26,7 @@ __all__ = [
     "run",
     "stall",
     "switched_off",
+    "time_of",
     "totals",
     "trim",
     "trim_async",
@@ -124,8 +122,9 @@ class Totals:
         )
 
 
+# A lock that a signal handler which trims may take again, in the middle of a count.
 _totals = Totals()
-_totals_lock = threading.Lock()
+_totals_lock = threading.RLock()
 
 
 def totals() -> Totals:
@@ -135,7 +134,7 @@ def totals() -> Totals:
 
 def _forked() -> None:
     global _totals_lock
-    _totals_lock = threading.Lock()  # a thread that is not here may have held it
+    _totals_lock = threading.RLock()  # a thread that is not here may have held it
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -152,8 +151,6 @@ stall = Stall()  # no lock over it, which a fork might find held: a lost update 
 
 def log() -> logging.Logger:
     """The one logger of arena. Nothing is printed unless the program configures it."""
-    import logging  # not wanted by those who never trim
-
     logger = logging.getLogger("arena")
     if not logger.handlers:  # without one, logging prints warnings and errors itself
         logger.addHandler(logging.NullHandler())
@@ -265,12 +262,13 @@ def _nothing(reason: str, why: str) -> TrimResult:
     return TrimResult(reason, "none", 0, 0, 0, 0.0, None, None, (why,))
 
 
-def milliseconds(value: Any, name: str) -> float:
-    """Check a time. Raises TypeError, ValueError."""
+def time_of(value: Any, name: str, unit: str) -> float:
+    """Check a time: a number above 0, and at most 10^9. Raises TypeError, ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} is a number of milliseconds, such as 20, not {value!r}")
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} is a number of milliseconds above 0, not {value!r}")
+        raise TypeError(f"{name} is a number of {unit}, such as 10, not {value!r}")
+    if not 0 < value <= 1e9:
+        shown = value if isinstance(value, float) or abs(value) < 1e20 else "a larger one"
+        raise ValueError(f"{name} is a number of {unit} above 0 and up to 10^9, not {shown}")
     return float(value)
 
 
@@ -279,7 +277,7 @@ def trim(
 ) -> TrimResult:
     """``arena.trim()``, which csrc/python/heap.c calls when there is anything to do."""
     if budget_ms is not None:
-        budget_ms = milliseconds(budget_ms, "budget_ms")
+        budget_ms = time_of(budget_ms, "budget_ms", "milliseconds")
     kept = _native._size(keep, "keep")
     if not isinstance(reason, str):
         raise TypeError(f"reason is a str, not {reason!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import dataclasses
 import gc
@@ -330,6 +331,7 @@ def found(before: _census.Census, after: _census.Census) -> dict[str, Count]:
 
 
 def test_a_census_counts_what_is_tracked_and_what_that_refers_to() -> None:
+    census(30)  # what the first one leaves behind is no part of what follows
     before = census(30)
     things = [Thing() for _ in range(5000)]
     texts = [f"{number} of many" for number in range(5000)]
@@ -488,6 +490,10 @@ def test_without_collecting_and_trimming_the_doctor_does_neither(
     assert diagnosis.costs_ms.keys() >= {"census", "heap", "objects"}
 
 
+def a_generator() -> Iterator[int]:
+    yield 1
+
+
 def test_the_error_of_the_work_is_the_doctors() -> None:
     def work() -> None:
         raise KeyError("mine")
@@ -497,19 +503,28 @@ def test_the_error_of_the_work_is_the_doctors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "error", "words"),
     [
-        ({"seconds": 0}, "seconds is a finite number above 0"),
-        ({"seconds": -1}, "not -1"),
-        ({"seconds": float("inf")}, "not inf"),
-        ({"seconds": "10"}, "not '10'"),
-        ({"turns": 5}, "turns counts calls of work"),
-        ({"work": print, "turns": 0}, "a whole number above 0"),
-        ({"work": print, "turns": 1.5}, "not 1.5"),
+        ({"seconds": 0}, ValueError, "seconds is a number of seconds above 0"),
+        ({"seconds": -1}, ValueError, "not -1"),
+        ({"seconds": float("inf")}, ValueError, "not inf"),
+        ({"seconds": 10**400}, ValueError, "up to 10"),
+        ({"seconds": "10"}, TypeError, "not '10'"),
+        ({"seconds": True}, TypeError, "not True"),
+        ({"turns": 5}, ValueError, "turns counts calls of work"),
+        ({"work": print, "turns": 0}, ValueError, "a whole number above 0"),
+        ({"work": print, "turns": 1.5}, TypeError, "not 1.5"),
+        ({"work": print, "turns": True}, TypeError, "not True"),
+        ({"work": asyncio.sleep}, TypeError, "give a plain function"),
+        ({"work": a_generator}, TypeError, "give a plain function"),
+        ({"trim": 1}, TypeError, "trim is True or False, not 1"),
+        ({"collect": None}, TypeError, "collect is True or False, not None"),
     ],
 )
-def test_wrong_arguments_are_named(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_wrong_arguments_are_named(
+    arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
         arena.doctor(**arguments)
 
 

@@ -451,3 +451,10 @@ print(found)
             LD_PRELOAD=str(library),
         )
     assert out == "[2]\n"
+
+
+@pytest.mark.parametrize("source", ["private", "heap", "heaps", "objects"])
+@pytest.mark.parametrize("value", ["yes", None, 1])
+def test_a_source_is_asked_for_by_true_or_false(source: str, value: object) -> None:
+    with pytest.raises(TypeError, match=f"{source} is True or False, not {value!r}"):
+        arena.memory(**{source: value})  # type: ignore[arg-type]

@@ -398,7 +398,10 @@ print("ok")
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"budget_ms": 0}, ValueError, "a number of milliseconds above 0, not 0"),
+        ({"budget_ms": 0}, ValueError, "a number of milliseconds above 0 and up to 10^9, not 0"),
+        ({"budget_ms": 2**70}, ValueError, "up to 10^9, not a larger one"),
+        ({"budget_ms": 10**400}, ValueError, "up to 10^9, not a larger one"),
+        ({"budget_ms": 1e308}, ValueError, "up to 10^9, not 1e+308"),
         ({"budget_ms": -1}, ValueError, "above 0"),
         ({"budget_ms": float("nan")}, ValueError, "above 0"),
         ({"budget_ms": float("inf")}, ValueError, "above 0"),
@@ -465,3 +468,59 @@ def test_trims_and_ticks_of_many_threads_do_not_disturb_each_other() -> None:
         thread.join()
     assert not failures
     assert _native.lib.arena_trim(0) >= 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals by setitimer")
+def test_a_signal_handler_may_trim_in_the_middle_of_a_trim() -> None:
+    out = python(
+        """
+import arena, signal, time
+count = 0
+def handler(*_):
+    global count
+    count += 1
+    arena.trim()
+    arena.Trimmer().stats()
+    signal.setitimer(signal.ITIMER_REAL, 0.0003)
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.0003)
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    arena.trim()
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(count > 100)
+"""
+    )
+    assert out == "True\n"
+
+
+FORKED = """
+import os, signal, sys, threading, time, warnings
+warnings.simplefilter("ignore")
+import arena
+call, delay = sys.argv[1:]
+threading.Thread(target=lambda: eval(call), daemon=True).start()
+time.sleep(float(delay))
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    eval(call)
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+"""
+
+
+@pytest.mark.parametrize(
+    "call", ["trim()", "memory()", "tune()", "Trimmer()", "doctor(lambda: None, turns=5)"]
+)
+def test_a_fork_in_the_middle_of_the_first_call_leaves_a_child_that_can_call_it(call: str) -> None:
+    """What is imported at the first call has a lock, whose owner is not in the child."""
+    for delay in ("0", "0.0005", "0.001", "0.002", "0.004"):
+        done = subprocess.run(
+            [sys.executable, "-c", FORKED, f"arena.{call}", delay],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr

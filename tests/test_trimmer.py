@@ -225,6 +225,24 @@ def test_an_error_in_a_trim_is_logged_and_it_goes_on(
     assert "out of luck" in caplog.text
 
 
+def test_a_log_handler_that_raises_does_not_end_it(fake: Fake) -> None:
+    class Raising(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError("the handler's own")
+
+    logger, handler = logging.getLogger("arena"), Raising()
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    fake.error = ValueError("out of luck")
+    try:
+        with arena.Trimmer(every=0.01, growth=None, every_ticks=None, cooldown=0.01) as trimmer:
+            until(lambda: len(fake.reasons) >= 3)
+            assert trimmer.stats().running
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+
+
 def test_a_log_handler_may_ask_for_the_figures(fake: Fake) -> None:
     seen: list[int] = []
 
@@ -350,6 +368,8 @@ print("ok")
         ({"every_ticks": 1.5}, TypeError, "every_ticks is a number of ticks"),
         ({"every_ticks": True}, TypeError, "every_ticks is a number of ticks"),
         ({"max_stall_ms": 0}, ValueError, "max_stall_ms is a number of milliseconds above 0"),
+        ({"max_stall_ms": 1e308}, ValueError, "up to 10^9, not 1e+308"),
+        ({"every": 10**400}, ValueError, "up to 10^9, not a larger one"),
         ({"max_stall_ms": None}, TypeError, "max_stall_ms is a number of milliseconds"),
     ],
 )

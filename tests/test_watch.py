@@ -397,7 +397,7 @@ class Seen(Watched):
         self.no_ticks = None if ticks else "none"
         for second, size in enumerate(resident):
             tick = ticks[second] if ticks else None
-            self.samples.add(Sample(float(second), size, tick, 10 * second, second, 0, 1))
+            self.samples.add(Sample(float(second), size, tick, 10 * second, second, 0, 1, 0))
 
 
 def told(watched: Watched, limit: int | None = None) -> dict[str, str]:
@@ -458,7 +458,7 @@ def test_a_slope_that_is_not_known_is_null_in_the_json() -> None:
 def test_a_long_watch_keeps_fewer_samples_at_even_distances_and_the_peak() -> None:
     samples = Samples()
     for second in range(100_000):
-        samples.add(Sample(float(second), 9 if second == 12_345 else 1, None, 0, 0, 0, 1))
+        samples.add(Sample(float(second), 9 if second == 12_345 else 1, None, 0, 0, 0, 1, 0))
         assert samples[-1].seconds == second
     assert 4_000 < len(samples) <= 8_193
     assert samples.taken == 100_000
@@ -481,3 +481,95 @@ def test_the_help_has_no_doubled_percent_signs() -> None:
         )  # fmt: skip
         assert "%%" not in done.stdout
         assert "%(" not in done.stdout
+
+
+LEAK = "import time; keep = []\nwhile True: keep.append(bytearray(100_000)); time.sleep(0.005)"
+
+
+@pytest.mark.parametrize("how", [[], ["--children"]])
+def test_what_a_command_starts_is_counted_in(tmp_path: Path, how: list[str]) -> None:
+    shell = f"{sys.executable} -c '{LEAK}'; true"
+    path = tmp_path / "seen.json"
+    done = watch(
+        "--for", "4s", "--every", "50ms", "--fail-above", "1 MiB/min", "--json", path, *how,
+        "--", "sh", "-c", shell,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"children +1, counted in", done.stderr)
+    assert json.loads(path.read_text())["children_counted"] is True
+
+
+def test_what_is_not_counted_in_is_said_so() -> None:
+    shell = f"{sys.executable} -c '{LEAK}'; true"
+    done = watch("--for", "2s", "--every", "50ms", "--no-children", "--", "sh", "-c", shell)
+    assert done.returncode == 0
+    assert re.search(r"children +1, not counted: --children counts them in", done.stderr)
+    with subprocess.Popen(["sh", "-c", shell], process_group=0) as process:
+        try:
+            time.sleep(0.5)
+            done = watch("--for", "2s", "--every", "50ms", process.pid)
+            assert "1, not counted" in done.stdout
+            done = watch("--for", "3s", "--every", "50ms", "--children", process.pid)
+            assert re.search(r"state +growing", done.stdout)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_gate_that_cannot_tell_yet_has_a_status_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "seen.json"
+    path.write_text("OLD")
+    sleep = [sys.executable, "-c", "import time; time.sleep(0.6)"]
+    done = watch("--every", "100ms", "--fail-above", "1 MiB/min", "--", *sleep)
+    assert "not known yet" in done.stderr
+    assert done.returncode == 3
+    done = watch("--fail-above", "1 MiB/min", "--json", path, "--", "true")
+    assert done.returncode == 3
+    assert "Nothing was seen: the command has ended with exit status 0." in done.stderr
+    told = json.loads(path.read_text())
+    assert (told["state"], told["cost"]["samples"], told["exit_status"]) == ("not yet", 0, 0)
+
+
+def test_a_second_ctrl_c_kills_the_command_at_once_and_the_report_comes(tmp_path: Path) -> None:
+    path = tmp_path / "seen.json"
+    stubborn = "trap '' INT TERM; while :; do sleep 0.1; done"
+    with subprocess.Popen(
+        [sys.executable, "-m", "arena", "watch", "--for", "60s", "--every", "50ms",
+         "--json", path, "--", "sh", "-c", stubborn],
+        stderr=subprocess.PIPE, text=True, process_group=0,
+    ) as process:  # fmt: skip
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "by the watch, with status -9" in told
+    assert json.loads(path.read_text())["interrupted"] is True
+
+
+def test_a_closed_terminal_ends_the_command_too() -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "arena", "watch", "--every", "50ms", "--", *sleep],
+        stderr=subprocess.PIPE, text=True, process_group=0,
+    ) as process:  # fmt: skip
+        time.sleep(1.5)
+        (child,) = _proc.children(process.pid)
+        process.send_signal(signal.SIGHUP)
+        process.communicate(timeout=30)
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_a_picture_that_cannot_be_drawn_is_told_before_anything_runs(tmp_path: Path) -> None:
+    code = (
+        "import importlib.util, sys\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name: None if name == 'matplotlib' else find(name)\n"
+        "from arena.cli import main\n"
+        f"sys.exit(main(['watch', '--plot', {str(tmp_path / 'a.png')!r}, '--', 'sleep', '600']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 2
+    assert "matplotlib is missing: pip install 'tick-arena[plot]'" in done.stderr

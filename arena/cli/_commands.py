@@ -82,10 +82,11 @@ def _add_watch(commands: _Commands) -> None:
         "comes and goes, steps that stay, and a warm-up are no growth; until enough was seen it "
         'says "not yet". A command\'s own output is let through, and the watch speaks on stderr; '
         "it is ended with the watch, and cannot read from the terminal.",
-        epilog="Exit status: 0 done; 1 it grows faster than --fail-above says; 2 wrong usage, or a "
-        "process that cannot be watched; 130 when Ctrl-C came before the time was over, after the "
-        "report. A process that ends meanwhile is reported as far as it was seen; a command's own "
-        "exit status is told in the report and the JSON.",
+        epilog="Exit status: 0 done; 1 it grows faster than --fail-above says; 3 that is not known "
+        "yet; 2 wrong usage, a process that cannot be watched, or files that cannot be written; "
+        "130 when Ctrl-C came before the time was over, after the report. A process that ends "
+        "meanwhile is reported as far as it was seen; a command's own exit status is told in the "
+        "report and the JSON.",
     )
     watch.add_argument("pid", nargs="?", metavar="PID")
     watch.add_argument(
@@ -107,6 +108,12 @@ def _add_watch(commands: _Commands) -> None:
         type=_values.limit,
         metavar="SIZE",
         help='say when it will reach this much, "2 GiB" (default: the limit of its control group)',
+    )
+    watch.add_argument(
+        "--children",
+        action=argparse.BooleanOptionalAction,
+        help="count the memory of the processes that it starts, pages that are shared more than "
+        "once (default: of a command, not of a PID)",
     )
     watch.add_argument(
         "--fail-above",
@@ -132,6 +139,8 @@ def _add_watch(commands: _Commands) -> None:
 def _watch(args: argparse.Namespace) -> int:
     # A plain kill ends the watch as Ctrl-C does, and the command with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     from arena.cli import watch
 
     if bool(args.program) == (args.pid is not None):
@@ -148,6 +157,7 @@ def _watch(args: argparse.Namespace) -> int:
             seconds=args.seconds,
             every=args.every,
             limit=args.limit,
+            children=args.children,
             fail_above=args.fail_above,
             json=args.json,
             plot=args.plot,

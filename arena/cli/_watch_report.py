@@ -182,6 +182,9 @@ def lines(one: Found, watched: Watched) -> Iterator[tuple[str, str]]:
     yield "limit", left(one)
     yield "page faults", faults(one)
     yield "swap, threads", f"{size(last.swap)}, {last.threads:,}"
+    if last.children:
+        counted = "counted in" if watched.tree else "not counted: --children counts them in"
+        yield "children", f"{last.children:,}, {counted}"
     if one.cgroup is not None:
         kills = f", {one.oom_kills:,} killed for want of memory" if one.oom_kills else ""
         yield "control group", f"version {one.cgroup.version}, {size(one.cgroup.current)}{kills}"
@@ -191,12 +194,13 @@ def lines(one: Found, watched: Watched) -> Iterator[tuple[str, str]]:
 def cost(one: Found, watched: Watched) -> str:
     """What the watch itself took."""
     each = watched.spent / max(1, one.samples.taken)
-    share = watched.spent / max(one.last.seconds, 1e-9)
-    return f"{one.samples.taken:,} samples, {each * 1e3:.2f} ms each, {share:.2%} of a core"
+    text = f"{one.samples.taken:,} samples, {each * 1e3:.2f} ms each"
+    seconds = one.last.seconds - one.samples[0].seconds
+    return f"{text}, {watched.spent / seconds:.2%} of a core" if seconds > 1 else text
 
 
 def as_json(
-    one: Found,
+    one: Found | None,
     watched: Watched,
     *,
     command: list[str] | None,
@@ -205,17 +209,26 @@ def as_json(
     fail_above: Rate | None,
 ) -> str:
     """All of it for programs, in one line; ``null`` for what is not known. Sizes are bytes."""
-    first, last = one.samples[0], one.last
-    times = one.to_limit
     figures = {
         "pid": watched.pid,
         "name": watched.name,
         "command": command,
-        "seconds": last.seconds - first.seconds,
         "ended": watched.ended,
         "exit_status": status,
         "interrupted": interrupted,
-        "state": one.state,
+        "state": "not yet" if one is None else one.state,
+        "cost": {"samples": watched.samples.taken, "seconds": watched.spent},
+    }
+    if one is not None:
+        figures |= _figures(one, watched, fail_above)
+    return json.dumps(figures, allow_nan=False) + "\n"
+
+
+def _figures(one: Found, watched: Watched, fail_above: Rate | None) -> dict[str, object]:
+    first, last = one.samples[0], one.last
+    times = one.to_limit
+    return {
+        "seconds": last.seconds - first.seconds,
         "resident": {"first": first.resident, "last": last.resident, "most": one.samples.peak},
         "per_minute": _trend(one.by_time),
         "per_tick": _trend(one.by_tick),
@@ -227,18 +240,18 @@ def as_json(
         "faults": {"minor": last.minor - first.minor, "major": last.major - first.major},
         "swap": last.swap,
         "threads": last.threads,
+        "children": last.children,
+        "children_counted": watched.tree,
         "cgroup": None if one.cgroup is None else dataclasses.asdict(one.cgroup),
         "oom_kills": one.oom_kills,
         "fail_above": None
         if fail_above is None
         else {"bytes": fail_above.bytes, "per": fail_above.per, "failed": one.over(fail_above)},
-        "cost": {"samples": one.samples.taken, "seconds": watched.spent},
         "series": {
             field.name: [getattr(sample, field.name) for sample in one.samples]
             for field in dataclasses.fields(Sample)
         },
     }
-    return json.dumps(figures, allow_nan=False) + "\n"
 
 
 def _trend(one: Trend | None) -> dict[str, object] | None:

@@ -42,6 +42,8 @@ class Sample:
     major: int
     swap: int
     threads: int
+    children: int
+    """Processes that it and its children have started; counted in ``resident`` or not."""
 
 
 class Samples(list[Sample]):
@@ -70,8 +72,10 @@ class Samples(list[Sample]):
 class Watched:
     """A process by its number. Raises UsageError when it cannot be watched. A context manager."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, *, tree: bool = False) -> None:
         self.pid = pid
+        self.tree = tree
+        """Whether the resident memory of its children is counted in."""
         self.samples = Samples()
         self.cgroup: _cgroup.Cgroup | None = None
         self.first_cgroup: _cgroup.Cgroup | None = None
@@ -82,6 +86,7 @@ class Watched:
         self.spent = 0.0
         """Seconds that reading took."""
         self._counter: _proc.TickCounter | None = None
+        self._children: list[int] = []
         self._looked = -_SELDOM
         try:
             self._identity = _proc.started(pid)
@@ -123,20 +128,35 @@ class Watched:
         if seconds - self._looked >= _SELDOM:
             self._looked = seconds
             self._look_seldom()
+        if self.tree:
+            resident += sum(map(_resident, self._children))
         self.samples.add(
-            Sample(seconds, resident, self._ticks(), minor, major, status.swap, status.threads)
+            Sample(
+                seconds,
+                resident,
+                self._ticks(),
+                minor,
+                major,
+                status.swap,
+                status.threads,
+                len(self._children),
+            )
         )
 
     def _look_seldom(self) -> None:
+        self._children = _proc.children(self.pid)
         self.cgroup = _cgroup.cgroup(self.pid)
         if self.first_cgroup is None:
             self.first_cgroup = self.cgroup
-        if self._counter is None:
+        # It may begin to show them later. A command may be a shell that starts what has ticks.
+        for pid in [self.pid, *(self._children if self.tree else [])]:
+            if self._counter is not None:
+                return
             try:
-                self._counter = _proc.TickCounter(self.pid)
+                self._counter = _proc.TickCounter(pid)
                 self.no_ticks = None
-            except _proc.ProcError as error:  # it may begin to show them later
-                self.no_ticks = str(error)
+            except _proc.ProcError as error:
+                self.no_ticks = self.no_ticks or str(error)
 
     def _ticks(self) -> int | None:
         if self._counter is None:
@@ -152,6 +172,14 @@ class Watched:
         return str(error)
 
 
+def _resident(pid: int) -> int:
+    """Bytes; 0 for a process that has ended."""
+    try:
+        return _proc.statm(pid).resident
+    except _proc.ProcError:
+        return 0
+
+
 class Command(Watched):
     """A command that is started, watched, and ended with the watch. Its output is let through.
 
@@ -159,7 +187,7 @@ class Command(Watched):
     it cannot read from the terminal, and gets none of it.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], *, tree: bool = True) -> None:
         nothing = subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None
         try:
             self._process = subprocess.Popen(
@@ -171,7 +199,7 @@ class Command(Watched):
         except OSError as error:
             raise UsageError(f"cannot run {arguments[0]!r}: {error.strerror}") from None
         try:
-            super().__init__(self._process.pid)
+            super().__init__(self._process.pid, tree=tree)
         except BaseException:
             self._process.kill()
             self._process.wait()
@@ -192,14 +220,20 @@ class Command(Watched):
         super().__exit__(exc_type, exc, traceback)
 
     def end(self, number: signal.Signals) -> None:
-        """End the command and its children: by this signal, by SIGTERM, and at last by SIGKILL."""
-        for one in (number, signal.SIGTERM, signal.SIGKILL):
-            if self._process.poll() is not None:
-                return
+        """End the command and its children: by this signal, by SIGTERM, and at last by SIGKILL.
+
+        Another Ctrl-C meanwhile kills them at once.
+        """
+        signals = [signal.SIGKILL, signal.SIGTERM, number]
+        while signals and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, one)
-            with contextlib.suppress(subprocess.TimeoutExpired):
+                os.killpg(self.pid, signals.pop())
+            try:
                 self._process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                continue
+            except KeyboardInterrupt:
+                signals = [signal.SIGKILL]
 
     def _how(self, error: _proc.ProcError) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):  # it has let go of its memory already

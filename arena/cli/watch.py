@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Options", "run"]
 
 _INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
+_UNKNOWN = 3  # as the doctor's
 _LINES = 10  # plain lines in a watch of a given length
 _LINE = 10.0  # seconds between them in one that lasts until it is ended
 
@@ -37,6 +38,8 @@ class Options:
     seconds: float | None
     every: float
     limit: int | None
+    children: bool | None
+    """Whether to count them in; None: those of a command."""
     fail_above: Rate | None
     json: Path | None
     """``-``: stdout."""
@@ -52,16 +55,17 @@ def run(options: Options) -> int:
             json_draft = stack.enter_context(output(options.json, "--json"))
         if options.plot:
             plot_draft = stack.enter_context(output(options.plot, "--plot"))
-            if options.plot.suffix.lower() == ".png":
-                pass  # now, not when there is something to lose
+            if options.plot.suffix.lower() == ".png" and not importlib.util.find_spec("matplotlib"):
+                # Now, and not when there is something to lose.
+                raise ModuleNotFoundError("matplotlib is missing", name="matplotlib")
         # Stdout belongs to the command, or to the JSON.
         talk = sys.stderr if options.command or to_stdout else sys.stdout
         watched: Watched
         if options.command:
-            watched = Command(options.command)
+            watched = Command(options.command, tree=options.children is not False)
         else:
             assert options.pid is not None
-            watched = Watched(options.pid)
+            watched = Watched(options.pid, tree=bool(options.children))
             if options.fail_above is not None and options.fail_above.per == "tick":
                 try:
                     _proc.TickCounter(options.pid).close()
@@ -74,9 +78,9 @@ def run(options: Options) -> int:
             if not isinstance(watched, Command):
                 raise UsageError(watched.ended or "nothing was seen of the process")
             print(f"Nothing was seen: {watched.ended}.", file=talk)
-            return _INTERRUPTED if interrupted else 0
-        one = found(watched, options.limit)
-        _tell(one, watched, options, talk)
+        one = found(watched, options.limit) if watched.samples else None
+        if one is not None:
+            _tell(one, watched, options, talk)
         text = as_json(
             one,
             watched,
@@ -91,25 +95,36 @@ def run(options: Options) -> int:
                 sys.stdout.flush()
             if json_draft:
                 json_draft.write_text(text)
-            if plot_draft:
+            if plot_draft and one is not None:
                 _draw(one, watched, plot_draft, options)
         except BrokenPipeError:
             raise
         except OSError as error:
             print(f"python -m arena watch: nothing written: {error}", file=sys.stderr)
-            return 1
-        if options.fail_above is not None:
-            if options.fail_above.per == "tick" and one.by_tick is None:
-                raise UsageError(f"--fail-above by tick: {watched.no_ticks}")
-            if one.over(options.fail_above):
-                return 1
-        return _INTERRUPTED if interrupted and options.seconds is not None else 0
+            return 2
+        if interrupted and (options.seconds is not None or one is None):
+            return _INTERRUPTED
+        return 0 if options.fail_above is None else _gate(one, watched, options.fail_above)
+
+
+def _gate(one: Found | None, watched: Watched, rate: Rate) -> int:
+    """The exit status of a watch that may fail. Raises UsageError where ticks are not counted."""
+    if one is None:
+        return _UNKNOWN
+    judged = one.by_tick if rate.per == "tick" else one.by_time
+    if judged is None:
+        raise UsageError(f"--fail-above by tick: {watched.no_ticks}")
+    if one.over(rate):
+        return 1
+    return _UNKNOWN if judged.state == "not yet" else 0
 
 
 def _watch(options: Options, watched: Watched, talk: IO[str]) -> bool:
     """Take samples until the time is over or the process is. True: it was interrupted."""
     try:
         with _view(options, watched, talk) as view:
+            if options.command:  # what it needs to start is no growth
+                time.sleep(min(options.every, 1.0))
             judged = -view.every
             number = 0
             while watched.look():

@@ -128,7 +128,7 @@ static void what_makes_no_sense_is_refused(void) {
     CHECK(arena_retain(NULL, 5, 0) == ARENA_E_INVALID);
     CHECK(arena_retain("", ARENA_RETAIN_AS_PROCESS, 0) == ARENA_E_INVALID);
     CHECK(arena_retain("never had one", ARENA_RETAIN_AS_PROCESS, 0) == ARENA_OK);
-    char name[8];
+    char name[16];
     int given = 0;
     for (int i = 0; i < 100; i++) { /* names that come and go leave nothing behind */
         (void)snprintf(name, sizeof name, "go%d", i);
