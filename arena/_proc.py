@@ -16,6 +16,7 @@ __all__ = [
     "TickCounter",
     "children",
     "faults",
+    "heaps",
     "rollup",
     "started",
     "statm",
@@ -26,6 +27,7 @@ __all__ = [
 PROC = "/proc"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _KB = 1024
+_HEAP = 64 << 20  # HEAP_MAX_SIZE of glibc on 64 bits: each further heap begins at a multiple
 
 
 class ProcError(OSError):
@@ -174,6 +176,23 @@ def children(pid: int) -> list[int]:
         except ProcError:
             continue
     return found + below
+
+
+def heaps() -> int:
+    """Bytes of addresses of glibc's heaps in this process: a millisecond with a thousand mappings.
+
+    The mapping that is named [heap], and those without a name that begin where further heaps do, at
+    multiples of 64 MiB. Raises ProcError.
+    """
+    size = 0
+    for line in read("maps").splitlines():
+        fields = line.split()
+        start, end = (int(number, 16) for number in fields[0].split(b"-"))
+        if fields[-1] == b"[heap]" or (
+            len(fields) == 5 and start % _HEAP == 0 and b"w" in fields[1]
+        ):
+            size += end - start
+    return size
 
 
 def rollup(pid: int | None = None) -> Rollup:

@@ -175,8 +175,12 @@ _NATIVE = (
 _TRIM = "trim: with arena.Trimmer(): around the loop gives it back at a known cost"
 _OTHER_TRIM = "trim: call arena.trim() where the memory was freed"
 _TICK = (
-    "tick: with arena.tick(objects=True): around a turn keeps what is short-lived out of the pages "
-    "of what stays"
+    "tick: build text and buffers of a turn in arena.tick(), whose memory is not the heap's: it "
+    "gets no new holes; what is stuck already goes with a restart"
+)
+_ARENAS = (
+    "map: what lives long holds whole arenas of 1 MiB: `python -m arena map` names the lines that "
+    "make it; make it before the rest, or in a process of its own"
 )
 _TICK_END = "tick: end it each turn, with arena.tick(): inside the loop, not around it"
 _TUNE = (
@@ -279,9 +283,11 @@ def _causes(found: Evidence) -> list[tuple[float, str, str, str]]:
         return 0 if before is None or after is None else after - before
 
     large = max(0, found.large)
-    python = max(0, more("small_used")) + large
-    if first.small_used is None:
-        python = large or sum(row.bytes for row in found.types)
+    small = max(0, more("small_used"))
+    if first.small_used is None or last.small_used is None:
+        # Python's own arenas do not tell (hooks on its allocators, PYTHONMALLOC): by the census.
+        small = max(0, sum(row.bytes for row in found.types) - large)
+    python = small + large
     arena_own = more("persisted") + more("strays")
     if last.heap_used is not None:
         # What is in the heap and neither a Python object nor arena's, and what was mapped without
@@ -295,6 +301,8 @@ def _causes(found: Evidence) -> list[tuple[float, str, str, str]]:
             - more("chunks")
         )
         native = max(0, native) + max(0, mapped)
+        if first.small_used is None or last.small_used is None:
+            native = max(0, native - small)  # which of the two these are in is not known
     else:
         native = max(0, more("anonymous") - python - arena_own - more("chunks"))
     freed = _freed(found)
@@ -320,7 +328,7 @@ def _causes(found: Evidence) -> list[tuple[float, str, str, str]]:
             more("shmem"),
             "shared-memory",
             _SHARED,
-            "none: look for who shares it, in /dev/shm or a memfd",
+            "map: look for mmap.mmap(-1, n) and shared_memory that nobody closes, and in /dev/shm",
         ),
     ]
     if _in_cycles(found, freed) and freed >= python / 2:
@@ -335,7 +343,7 @@ def _causes(found: Evidence) -> list[tuple[float, str, str, str]]:
 
 _FILE_PAGES = "pages of mapped files, which the kernel drops when memory is short"
 _SHARERS = "shared: look for who holds it: /dev/shm, or memfd in /proc/PID/maps"
-_SHARED = "memory shared with other processes (tmpfs, memfd, shared_memory)"
+_SHARED = "shared memory (mmap.mmap(-1, n), shared_memory, tmpfs, memfds), its own or others' too"
 
 
 def _mostly(types: Sequence[Count]) -> str:
@@ -474,9 +482,9 @@ def _level_heap(found: Evidence, but: str) -> list[_Part]:
     small = (before.small_held or 0) - (before.small_used or 0)
     if before.small_used is not None and small >= 2 * _worth(found):
         text = f"fragmented: {mb(small)} are free inside Python's own arenas, each of which still "
-        text += "holds something: a trim cannot help, 0 % would come back"
-        figures = {"bytes": small, "share": 0.0}
-        parts.append((small, Verdict("fragmented", text, _TICK, False, figures)))
+        text += "holds something: a trim cannot help, it does not reach them"
+        figures = {"bytes": small}
+        parts.append((small, Verdict("fragmented", text, _ARENAS, False, figures)))
     return parts
 
 

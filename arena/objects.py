@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sysconfig
+import time
 from types import ModuleType
 
 from arena._version import __version__
@@ -110,9 +111,23 @@ def object_stats() -> ObjectStats:
     return ObjectStats(**{name: getattr(raw, name) for name in names})
 
 
-def give_back() -> int:
+_SLICE = 16  # spans of 64 KiB at a time: under a millisecond
+
+
+def give_back(deadline: float | None = None) -> int:
     """Give memory without a block back to the system, and return how many bytes.
 
-    Any thread may call it. C: arena_objects_trim.
+    In slices, as what it goes through is guarded by the GIL: between them other threads run.
+    ``deadline``, of time.perf_counter(), ends it early. Any thread may call it.
+    C: arena_objects_trim.
     """
-    return 0 if _module is None else int(_module.lib.arena_objects_trim())
+    if _module is None:
+        return 0
+    given = 0
+    while deadline is None or time.perf_counter() < deadline:
+        some = int(_module.lib.arena_objects_trim(_SLICE))
+        if not some:
+            break
+        given += some
+        time.sleep(0)
+    return given

@@ -15,8 +15,9 @@ from typing import Self
 from arena import _native
 from arena._native import lib
 from arena._proc import ProcError, faults, statm
+from arena._walk import stall
 from arena.errors import TrimError
-from arena.trimming import KEEP_RETAINED, TrimResult, log, run, stall, switched_off, time_of
+from arena.trimming import KEEP_RETAINED, TrimResult, log, run, switched_off, time_of
 
 __all__ = ["Trimmer", "TrimmerStats", "active"]
 

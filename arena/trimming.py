@@ -13,18 +13,13 @@ from typing import Any
 from arena import _native, objects
 from arena._native import ffi, lib
 from arena._proc import ProcError, statm
-from arena._stall import Look, Stall
-from arena.heap import heap_figures
+from arena._walk import Plan, learn, plan
 
 __all__ = [
     "KEEP_RETAINED",
-    "Plan",
     "Totals",
     "TrimResult",
-    "plan",
-    "resident_own",
     "run",
-    "stall",
     "switched_off",
     "time_of",
     "totals",
@@ -37,7 +32,6 @@ _NEVER = 2**64 - 1
 KEEP_RETAINED = 2 * sys.maxsize + 1
 """For the chunks to keep: what the retention wants. C: ARENA_TRIM_KEEP_RETAINED."""
 _NO_WAY = "this process's allocator has no way to give memory back"
-_WORTH = 1 << 20  # bytes: for less a heap is not walked
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,19 +71,6 @@ class TrimResult:
             f"{self.resident_after / 1e6:.1f} MB)"
         )
         return "; ".join([text, *self.skipped])
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
-    """Whether to walk the heap within a budget of time, decided before it is done."""
-
-    predicted: float = 0.0
-    """Milliseconds."""
-    withheld: str | None = None
-    """Why it is not walked; None: it is."""
-    kind: str = ""
-    """That in a word: "unseen", "stall", "nothing"."""
-    look: Look | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,9 +127,6 @@ def _count(result: TrimResult, skipped: str) -> None:
         _totals = _totals.plus(result, skipped)
 
 
-stall = Stall()  # no lock over it, which a fork might find held: a lost update does no harm
-
-
 def log() -> logging.Logger:
     """The one logger of arena. Nothing is printed unless the program configures it."""
     logger = logging.getLogger("arena")
@@ -162,65 +140,16 @@ def switched_off() -> bool:
     return os.environ.get("ARENA_TRIM", "").lower() == "off"
 
 
-def resident_own() -> int:
-    """Resident memory that is not shared with files or others, in bytes; 0 where it is not
-    known."""
-    try:
-        now = statm()
-    except ProcError:
-        return 0
-    return max(0, now.resident - now.shared)
-
-
-def plan(budget_ms: float) -> Plan:
-    """Decide whether to walk the heap, if it may take ``budget_ms`` milliseconds.
-
-    How long that takes depends on what is free, and to know that takes a look, which costs time
-    too: it is done when that is predicted to be within the budget.
-    """
-    own = resident_own()
-    look_ms = stall.look(own)
-    if look_ms > budget_ms:
-        return Plan(
-            look_ms,
-            f"the heap was not walked: {own / 1e6:,.0f} MB are too much to look at what is free in "
-            f"{budget_ms:g} ms (a look may take {look_ms:.1f}); up to that much may be free and "
-            "stay resident: call arena.trim() where a pause of "
-            f"{own / 1e6 * 0.27:,.0f} ms does not matter",
-            "unseen",
-        )
-    start = time.perf_counter()
-    seen = heap_figures()
-    took = (time.perf_counter() - start) * 1e3
-    if seen is not None and seen.free is not None:
-        stall.looked(own, took)
-        look = Look(seen.free, seen.blocks_free or 0)
-    else:
-        look = Look(own, 0)  # where nobody tells, it may be all
-    walk_ms = stall.walk(look)
-    if look.free < _WORTH:
-        return Plan(
-            walk_ms, f"the heap was not walked: {look.free:,} bytes are free", "nothing", look
-        )
-    if took + walk_ms > budget_ms:
-        return Plan(
-            walk_ms,
-            f"the heap was not walked: {look.free / 1e6:,.0f} MB are free in {look.pieces:,} "
-            f"pieces, and to walk them is predicted to take {walk_ms:,.0f} ms, over {budget_ms:g}: "
-            "call arena.trim() where such a pause does not matter",
-            "stall",
-            look,
-        )
-    return Plan(walk_ms, look=look)
-
-
 def run(reason: str, keep: int, budget_ms: float | None) -> tuple[TrimResult, Plan]:
     """Trim, and learn from how long it took. Arguments are valid."""
-    given = objects.give_back()
+    start = time.perf_counter()
+    at_first = _resident()
+    given = objects.give_back(None if budget_ms is None else start + budget_ms / 1e3)
+    spent = (time.perf_counter() - start) * 1e3 if given else 0.0
     planned = Plan()
     if budget_ms is not None and lib.arena_heap_kind() != _NONE:
-        planned = plan(budget_ms)
-    budget = _NEVER if budget_ms is None else int(budget_ms * 1e6)
+        planned = plan(budget_ms - spent)
+    budget = _NEVER if budget_ms is None else max(0, int((budget_ms - spent) * 1e6))
     predicted = _NEVER if planned.withheld else int(planned.predicted * 1e6)
     _, before, after, chunks, kept, ns, _, heap_ns, backend, heap, code, shared = _native._trim(
         keep, budget, 0 if budget_ms is None else predicted
@@ -228,20 +157,21 @@ def run(reason: str, keep: int, budget_ms: float | None) -> tuple[TrimResult, Pl
     walked = heap == 2
     skipped = []
     if keep != KEEP_RETAINED and kept > keep and not shared:
-        skipped.append(f"{kept:,} bytes of chunks stay cached: the time was over")
+        why = "the time was over" if budget_ms is not None else "other threads put them there"
+        skipped.append(f"{kept:,} bytes of chunks stay cached: {why}")
     if heap == 0:
         skipped.append(_NO_WAY)
     elif heap == 1 and not shared:
         skipped.append(planned.withheld or "the heap was not walked: the time was over")
-    if walked and planned.look and not shared:
-        stall.walked(planned.look, heap_ns / 1e6)
+    if walked and not shared:
+        learn(planned, heap_ns / 1e6)
     result = TrimResult(
         reason=reason,
         backend=ffi.string(lib.arena_heap_name(backend)).decode(),
-        resident_before=before,
+        resident_before=at_first if given and not shared else before,
         resident_after=after,
         chunks=chunks + given,
-        milliseconds=ns / 1e6,
+        milliseconds=ns / 1e6 + spent,
         heap_milliseconds=heap_ns / 1e6 if walked else None,
         code=code if walked else None,
         skipped=tuple(skipped),
@@ -256,6 +186,13 @@ def run(reason: str, keep: int, budget_ms: float | None) -> tuple[TrimResult, Pl
     _count(result, missed)
     log().debug("trim (%s): %s", reason, result)
     return result, planned
+
+
+def _resident() -> int:
+    try:
+        return statm().resident
+    except ProcError:
+        return 0
 
 
 def _nothing(reason: str, why: str) -> TrimResult:

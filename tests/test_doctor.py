@@ -860,3 +860,53 @@ def test_without_proc_the_doctor_says_so(
     monkeypatch.setattr(_proc, "PROC", str(tmp_path))
     assert command_line(["doctor", "1"]) == 2
     assert "there is no /proc here" in capsys.readouterr().err
+
+
+HOOKED = """
+import arena
+keep = []
+def turn():
+    with arena.tick(objects=True):
+        for number in range(200):
+            keep.append({"number": number + 10**6, "text": f"{number} of many"})
+found = arena.doctor(turn, seconds=3)
+print(found.verdicts[0].kind, found.growing, found)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "environment"),
+    [
+        (HOOKED, {}),
+        (HOOKED.replace("objects=True", ""), {"ARENA_OBJECTS": "1"}),
+        (HOOKED.replace("objects=True", ""), {"PYTHONMALLOC": "malloc"}),
+    ],
+)
+def test_a_leak_of_objects_is_pythons_also_where_its_allocators_are_others(
+    code: str, environment: dict[str, str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**ENV, **environment}, cwd=ROOT,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("python-objects True"), done.stdout
+
+
+def test_growth_of_shared_memory_is_not_said_to_be_others() -> None:
+    code = """
+import arena, mmap
+keep = []
+def turn():
+    one = mmap.mmap(-1, 200_000)
+    one.write(b"x" * 200_000)
+    keep.append(one)
+found = arena.doctor(turn, turns=300)
+print(found)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ENV, cwd=ROOT, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert "growing: shared memory (mmap.mmap(-1, n), shared_memory" in done.stdout, done.stdout
+    assert "mmap.mmap(-1, n)" in done.stdout.splitlines()[1]

@@ -266,7 +266,8 @@ class Objects(RuleBasedStateMachine):
 
     @rule()
     def trim(self) -> None:
-        _objects.lib.arena_objects_trim()
+        while _objects.lib.arena_objects_trim(3):
+            pass
 
     @rule(thread=THREAD)
     def a_thread_ends_with_its_ticks_open(self, thread: int) -> None:

@@ -173,7 +173,7 @@ def test_memory_that_is_there_is_used_before_lower_addresses(host: Host) -> None
     with host.tick():
         low, high = MALLOC["Mem"](640_000), MALLOC["Mem"](640_000)
         FREE["Mem"](low)
-        _objects.lib.arena_objects_trim()
+        objects.give_back()
         FREE["Mem"](high)
         cached = object_stats().cached
         one = MALLOC["Mem"](20_000)
@@ -657,7 +657,7 @@ print("fine")
 def test_locked_memory_that_cannot_go_back_is_not_taken_for_zeros() -> None:
     code = """
 from objects_host import CALLOC
-from arena import _objects
+from arena import objects
 if ctypes.CDLL(None).mlockall(2) != 0:  # MCL_FUTURE
     print("fine"); os._exit(0)
 with host.tick():
@@ -665,7 +665,7 @@ with host.tick():
         block = MALLOC["Mem"](size)
         ctypes.memset(block, 1, size)
         FREE["Mem"](block)
-        _objects.lib.arena_objects_trim()
+        objects.give_back()
         block = CALLOC["Mem"](size, 1)
         assert ctypes.string_at(block, size) == bytes(size)
         FREE["Mem"](block)
@@ -914,7 +914,7 @@ def test_a_spike_is_forgotten_within_32_ticks_while_another_is_open(host: Host) 
 
 
 def test_a_spike_is_forgotten_when_no_tick_is_open_and_time_has_passed(host: Host) -> None:
-    _objects.lib.arena_objects_trim()
+    objects.give_back()
     with host.tick():
         time.sleep(1)  # pays for 60 MB
         spike()
@@ -974,7 +974,7 @@ def test_trim_gives_back_all_that_holds_no_block(host: Host) -> None:
         if number % 64:
             FREE["Mem"](block)
     before = object_stats().given_back
-    given = _objects.lib.arena_objects_trim()
+    given = objects.give_back()
     assert object_stats().given_back - before == given
     assert given >= 8 * MIB
     assert object_stats().cached == 0

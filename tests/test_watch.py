@@ -573,3 +573,20 @@ def test_a_picture_that_cannot_be_drawn_is_told_before_anything_runs(tmp_path: P
     )
     assert done.returncode == 2
     assert "matplotlib is missing: pip install 'tick-arena[plot]'" in done.stderr
+
+
+def test_a_process_that_ends_before_the_time_is_one_clear_line_and_status_2(sleeper: Any) -> None:
+    process = subprocess.Popen(
+        command("--for", "60s", "--every", "50ms", sleeper.pid),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV,
+    )  # fmt: skip
+    assert process.stdout
+    process.stdout.readline()
+    process.stdout.readline()
+    sleeper.kill()
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert errors.startswith(f"python -m arena watch: error: process {sleeper.pid} has ended")
+    assert errors.endswith("before the time was over\n")
+    assert errors.count("\n") == 1
+    assert re.search(r"resident +\d", output)  # and what was seen until then

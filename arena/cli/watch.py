@@ -104,7 +104,14 @@ def run(options: Options) -> int:
             return 2
         if interrupted and (options.seconds is not None or one is None):
             return _INTERRUPTED
-        return 0 if options.fail_above is None else _gate(one, watched, options.fail_above)
+        status = 0 if options.fail_above is None else _gate(one, watched, options.fail_above)
+        if status != 1 and watched.ended and options.seconds and not options.command:
+            print(
+                f"python -m arena watch: error: {watched.ended}, before the time was over",
+                file=sys.stderr,
+            )
+            return 2
+        return status
 
 
 def _gate(one: Found | None, watched: Watched, rate: Rate) -> int:

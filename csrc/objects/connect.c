@@ -94,8 +94,10 @@ void arena_objects_stats_get(arena_objects_stats *out) {
     };
 }
 
-uint64_t arena_objects_trim(void) {
-    return arena__spans_trim(0) + arena__heap_trim();
+uint64_t arena_objects_trim(uint32_t spans) {
+    uint32_t dirty = arena__region.dirty_count;
+    size_t given = arena__spans_trim(dirty > spans ? dirty - spans : 0);
+    return given ? given : arena__heap_trim();
 }
 
 int arena_objects_gil_held(void) {

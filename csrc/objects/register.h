@@ -40,8 +40,9 @@ const void *arena_objects_walker(void);
 
 void arena_objects_stats_get(arena_objects_stats *out);
 
-/* Gives back all memory that holds no block, in whole pages. Returns bytes. */
-uint64_t arena_objects_trim(void);
+/* Gives back memory that holds no block: at most so many free spans of 64 KiB, and when there are none
+ * the whole pages between blocks. Returns bytes; 0 when there is nothing more. */
+uint64_t arena_objects_trim(uint32_t spans);
 
 /* 1 when a call through `lib` keeps the GIL, which all of these need; 0 when not. */
 int arena_objects_gil_held(void);
