@@ -756,6 +756,9 @@ with arena.tick("outer") as outer, arena.tick("inner") as inner:
 IN_TICKS = """
 import signal, sys, threading, arena
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests were started with
+def sleep():  # short waits: one that begins just after a signal has come is not cut short by it
+    for _ in range(600):
+        threading.Event().wait(0.1)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 def wait():
     with arena.tick("outer") as outer, arena.tick("inner") as inner:
@@ -763,7 +766,7 @@ def wait():
         outer.cleanup(print, "outer", flush=True)
         inner.cleanup(lambda: print(text, flush=True))
         print("ready", flush=True)
-        threading.Event().wait(60)
+        sleep()
 """
 
 
@@ -802,7 +805,7 @@ def test_ctrl_c_in_a_cleanup_stops_no_other_cleanup() -> None:
 try:
     with arena.tick() as t:
         t.cleanup(print, "last", flush=True)
-        t.cleanup(lambda: (print("ready", flush=True), threading.Event().wait(60)))
+        t.cleanup(lambda: (print("ready", flush=True), sleep()))
 except KeyboardInterrupt:
     print(arena.stats().ticks_open)
 """

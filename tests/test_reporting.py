@@ -19,6 +19,7 @@ from arena import _native, _proc
 from arena._native import lib
 from arena.heap import heap_count, heap_figures
 
+pytestmark = pytest.mark.as_ever  # what an audit keeps, and objects' spans, are memory too
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
 glibc = pytest.mark.skipif(

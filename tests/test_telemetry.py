@@ -24,6 +24,7 @@ from arena._native import ffi, lib
 from arena._stall import Look
 from arena.trimming import Plan, Totals, TrimResult
 
+pytestmark = pytest.mark.as_ever  # what an audit keeps, and objects' spans, are memory too
 ROOT = Path(__file__).resolve().parent.parent
 Samples = dict[tuple[str, tuple[str, ...]], float]
 

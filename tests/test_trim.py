@@ -21,6 +21,7 @@ from arena._proc import statm
 from arena._stall import Stall
 from arena.heap import HeapFigures
 
+pytestmark = pytest.mark.as_ever  # what an audit keeps, and objects' spans, are memory too
 ROOT = Path(__file__).resolve().parent.parent
 glibc = pytest.mark.skipif(
     lib.arena_heap_kind() != lib.ARENA_HEAP_GLIBC, reason="this process's malloc is not glibc's"
