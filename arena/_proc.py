@@ -182,15 +182,14 @@ def heaps() -> int:
     """Bytes of addresses of glibc's heaps in this process: a millisecond with a thousand mappings.
 
     The mapping that is named [heap], and those without a name that begin where further heaps do, at
-    multiples of 64 MiB. Raises ProcError.
+    multiples of 64 MiB, and are no larger than these. Raises ProcError.
     """
     size = 0
     for line in read("maps").splitlines():
         fields = line.split()
         start, end = (int(number, 16) for number in fields[0].split(b"-"))
-        if fields[-1] == b"[heap]" or (
-            len(fields) == 5 and start % _HEAP == 0 and b"w" in fields[1]
-        ):
+        further = len(fields) == 5 and start % _HEAP == 0 and end - start <= _HEAP
+        if fields[-1] == b"[heap]" or (further and b"w" in fields[1]):
             size += end - start
     return size
 
