@@ -447,3 +447,19 @@ def test_a_process_that_is_killed_stays_readable_until_it_is_waited_for(
     child.wait()
     with pytest.raises(ProcError, match="there is no process"):
         _proc.started(child.pid)
+
+
+def test_heaps_are_told_from_other_mappings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "maps").write_text(
+        "55d000000000-55d000021000 rw-p 00000000 00:00 0                          [heap]\n"
+        "7f0000000000-7f0000100000 rw-p 00000000 00:00 0 \n"  # a further heap: 1 MiB of it
+        "7f0000100000-7f0004000000 ---p 00000000 00:00 0 \n"
+        "7f1000000000-7f1040000000 rw-p 00000000 00:00 0 \n"  # an array of 1 GiB
+        "7f2000001000-7f2000101000 rw-p 00000000 00:00 0 \n"
+        "7f3000000000-7f3000100000 rw-p 00000000 08:01 42                     /usr/lib/libc.so.6\n"
+    )
+    monkeypatch.setattr(_proc, "PROC", str(tmp_path))
+    assert _proc.heaps() == 0x21000 + (1 << 20)
