@@ -83,7 +83,7 @@ if os.fork() == 0:
     (after,) = shown(os.getpid())
     assert after - mine in (30, 40), (mine, after)
     assert shown(os.getppid()) == before
-    os._exit(7)
+    sys.exit(7)
 assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
 assert shown(os.getpid()) == before
 """

@@ -9,9 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static PyObject *figure(uint64_t value) {
-    if (value == ARENA__UNKNOWN) Py_RETURN_NONE;
-    return PyLong_FromUnsignedLongLong(value);
+static PyObject *figure(void *at) {
+    const uint64_t *value = at;
+    if (*value == ARENA__UNKNOWN) Py_RETURN_NONE;
+    return PyLong_FromUnsignedLongLong(*value);
 }
 
 PyObject *arena_py_heap_figures(PyObject *unused, PyObject *unused2) {
@@ -22,18 +23,9 @@ PyObject *arena_py_heap_figures(PyObject *unused, PyObject *unused2) {
     sampled = arena__heap_figures(&now);
     Py_END_ALLOW_THREADS
     if (!sampled) Py_RETURN_NONE;
-    const uint64_t values[] = {now.held, now.used, now.free, now.top, now.mmapped, now.pieces};
-    PyObject *result = PyTuple_New(2 + (Py_ssize_t)(sizeof values / sizeof *values));
-    if (!result) return NULL;
-    PyObject *backend = PyLong_FromLong(now.backend);
-    bool failed = !backend || PyTuple_SetItem(result, 0, backend) < 0 ||
-                  PyTuple_SetItem(result, 1, PyBool_FromLong(now.wraps)) < 0;
-    for (size_t i = 0; !failed && i < sizeof values / sizeof *values; i++) {
-        PyObject *value = figure(values[i]);
-        failed = !value || PyTuple_SetItem(result, 2 + (Py_ssize_t)i, value) < 0;
-    }
-    if (failed) Py_CLEAR(result);
-    return result;
+    return Py_BuildValue("iNO&O&O&O&O&O&", now.backend, PyBool_FromLong(now.wraps), figure, &now.held,
+                         figure, &now.used, figure, &now.free, figure, &now.top, figure, &now.mmapped,
+                         figure, &now.pieces);
 }
 
 PyObject *arena_py_heap_count(PyObject *unused, PyObject *unused2) {
