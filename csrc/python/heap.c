@@ -26,37 +26,19 @@ PyObject *arena_py_trim_is_idle(PyObject *unused, PyObject *unused2) {
     return PyBool_FromLong(idle());
 }
 
-PyObject *arena_py_trim(PyObject *unused, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+PyObject *arena_py_trim(PyObject *unused, PyObject *args, PyObject *kwargs) {
     (void)unused;
-    if (count == 0 && !names && idle()) return Py_NewRef(nothing);
-    PyObject *call = PyTuple_New(count), *result = NULL;
-    PyObject *named = names ? PyDict_New() : NULL;
-    if (!call || (names && !named)) goto done;
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (PyTuple_SetItem(call, i, Py_NewRef(args[i])) < 0) goto done;
-    for (Py_ssize_t i = 0; names && i < PyTuple_Size(names); i++)
-        if (PyDict_SetItem(named, PyTuple_GetItem(names, i), args[count + i]) < 0) goto done;
-    result = PyObject_Call(arena_py_lent.trim, call, named);
-done:
-    Py_XDECREF(call);
-    Py_XDECREF(named);
-    return result;
+    if (!kwargs && PyTuple_Size(args) == 0 && idle()) return Py_NewRef(nothing);
+    return PyObject_Call(arena_py_lent.trim, args, kwargs);
 }
 
-PyObject *arena_py_trim_run(PyObject *unused, PyObject *const *args, Py_ssize_t count) {
+PyObject *arena_py_trim_run(PyObject *unused, PyObject *args) {
     (void)unused;
-    if (count != 3) {
-        PyErr_SetString(PyExc_TypeError, "_trim() takes keep, budget and predicted");
-        return NULL;
-    }
-    unsigned long long numbers[3];
-    for (Py_ssize_t i = 0; i < 3; i++) {
-        numbers[i] = PyLong_AsUnsignedLongLong(args[i]);
-        if (numbers[i] == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
-    }
+    unsigned long long keep, budget, predicted;
+    if (!PyArg_ParseTuple(args, "KKK:_trim", &keep, &budget, &predicted)) return NULL;
     arena_trimmed done;
     Py_BEGIN_ALLOW_THREADS
-    (void)arena_trim_all((size_t)numbers[0], numbers[1], numbers[2], &done);
+    (void)arena_trim_all((size_t)keep, budget, predicted, &done);
     Py_END_ALLOW_THREADS
     return Py_BuildValue("KKKKKKKKiiii", (unsigned long long)done.run, (unsigned long long)done.before,
                          (unsigned long long)done.after, (unsigned long long)done.chunks,

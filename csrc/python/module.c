@@ -218,7 +218,7 @@ static PyMethodDef functions[] = {
      "and cached chunks are not in it. What would pass it raises LimitError. Returns the limit\n"
      "before, or None. Any thread may call it. Raises TypeError, and ValueError when more is held\n"
      "already. C: arena_process_limit."},
-    {"trim", FAST(arena_py_trim), METH_FASTCALL | METH_KEYWORDS,
+    {"trim", FAST(arena_py_trim), METH_VARARGS | METH_KEYWORDS,
      "trim(budget_ms=None, keep='0 MiB', reason='asked for')\n--\n\n"
      "Give memory back to the operating system, and return a TrimResult.\n\n"
      "First arena's own cached chunks, until at most `keep` bytes are cached (an int, or \"64 MiB\"), then\n"
@@ -231,7 +231,7 @@ static PyMethodDef functions[] = {
      "to give back (`backend` is \"none\") only the cached chunks go. ARENA_TRIM=off in the environment\n"
      "leaves everything as it is. Any thread may call it. Raises TypeError, ValueError.\n"
      "C: arena_trim_all."},
-    {"_trim", FAST(arena_py_trim_run), METH_FASTCALL,
+    {"_trim", arena_py_trim_run, METH_VARARGS,
      "_trim(keep, budget, predicted, /)\n--\n\n"
      "Trim with the GIL released; nanoseconds. Returns the fields of arena_trimmed as a tuple."},
     {"_trim_is_idle", arena_py_trim_is_idle, METH_NOARGS,

@@ -228,8 +228,8 @@ PyObject *arena_py_block_from(Scope *scope, const char *data, size_t size);
 PyObject *arena_py_strbuf_new(Scope *scope, PyObject *initial);
 
 /* heap.c */
-PyObject *arena_py_trim(PyObject *unused, PyObject *const *args, Py_ssize_t count, PyObject *names);
-PyObject *arena_py_trim_run(PyObject *unused, PyObject *const *args, Py_ssize_t count);
+PyObject *arena_py_trim(PyObject *unused, PyObject *args, PyObject *kwargs);
+PyObject *arena_py_trim_run(PyObject *unused, PyObject *args);
 PyObject *arena_py_trim_nothing(PyObject *unused, PyObject *result);
 PyObject *arena_py_trim_is_idle(PyObject *unused, PyObject *unused2);
 
