@@ -262,3 +262,26 @@ def test_c_code_without_the_gil_finds_no_tick_of_python() -> None:
     with arena.tick():
         assert keeps_gil(address)() is not None
         assert lets_it_go(address)() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error"),
+    [
+        ("_trim", (), TypeError),
+        ("_trim", (0, 0), TypeError),
+        ("_trim", ("0", 0, 0), TypeError),
+        ("_heap_set", (-8,), TypeError),
+        ("_heap_set", ("-8", 2), TypeError),
+        ("_heap_set", (2**40, 2), OverflowError),
+        ("_size", (1,), TypeError),
+        ("_size", (1, 2), TypeError),
+        ("_size", (None, "a size"), TypeError),
+    ],
+)
+def test_what_the_python_side_calls_refuses_wrong_arguments(
+    name: str, arguments: tuple[object, ...], error: type[Exception]
+) -> None:
+    before = arena.stats().cached
+    with pytest.raises(error):
+        getattr(_native, name)(*arguments)
+    assert arena.stats().cached == before
