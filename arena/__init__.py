@@ -61,6 +61,7 @@ from arena.trimming import TrimResult, trim_async
 if _TYPE_CHECKING:
     from arena.diagnosis import Diagnosis, Verdict, doctor
     from arena.reporting import MemoryReport, PythonHeap, memory
+    from arena.requests import Request, Requests, RequestStats
     from arena.trimmer import Trimmer, TrimmerStats
     from arena.tuning import TuneResult, tune
 
@@ -80,6 +81,9 @@ __all__ = [
     "MemoryReport",
     "ObjectStats",
     "PythonHeap",
+    "Request",
+    "RequestStats",
+    "Requests",
     "Retention",
     "StaleError",
     "Stats",
@@ -134,6 +138,9 @@ _LATER = {
     "Diagnosis": "diagnosis",
     "MemoryReport": "reporting",
     "PythonHeap": "reporting",
+    "Request": "requests",
+    "RequestStats": "requests",
+    "Requests": "requests",
     "Trimmer": "trimmer",
     "TrimmerStats": "trimmer",
     "TuneResult": "tuning",

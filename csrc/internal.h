@@ -50,6 +50,7 @@ typedef struct arena__chunk {
     size_t dirty;              /* bytes from the start that an earlier use may have written */
     size_t extent;             /* bytes from the start that this use has handed out */
     size_t pins;               /* live views into it; guarded by the pages lock */
+    struct arena__group *group; /* of an orphan: where it is counted, or NULL */
     uint16_t lead;             /* bytes of its mapping before this header, when it is guarded */
     uint8_t klass;             /* size class, or ARENA__OVERSIZE */
     uint8_t pool;          /* where it goes back to */
@@ -83,7 +84,7 @@ struct arena_tick {
     arena__chunk *current; /* the chunk that pos and end point into */
     arena__chunk *chunks;  /* all of them, newest first */
     size_t grown;          /* decides the class of the next chunk: see alloc.c */
-    _Atomic uint64_t owner; /* arena__self.id of the thread that began it */
+    _Atomic uint64_t owner; /* arena__self.id of the thread that began it, or ARENA__ANYONE */
     uint64_t number;        /* 1, 2, 3, ... in the order of begins in the process */
     arena__cleanup *cleanups;
     arena_tick *below;     /* the tick around it; also the free list of records */
@@ -101,8 +102,20 @@ struct arena_tick {
     uint32_t named;      /* while sites are recorded: the number of its name, */
     uint32_t begun, over; /* and the sites of its begin and its end */
     struct arena__log *log; /* where its pieces come from: see audit.c */
+    struct arena__group *group; /* of a request: see below. NULL: of all other ticks */
     char name[32];
 };
+
+/* The requests of one registry of the Python types. Their ticks are no thread's (the GIL orders the
+ * calls), are never current, and have all that is larger than the smallest chunk in mappings of its
+ * own, which go back to the system at the end. They are counted here, and have a limit in common:
+ * `around` stands for a tick around them, and is nothing else. */
+#define ARENA__ANYONE UINT64_MAX
+typedef struct arena__group {
+    arena_tick around; /* first: a pointer to it is one to the group */
+    size_t pinned; /* bytes of chunks that outlive their request; guarded by the pages lock */
+    uint64_t pinned_count;
+} arena__group;
 
 /* A view into a chunk, by whoever recorded it. */
 typedef struct arena__view {
@@ -205,6 +218,8 @@ void arena__unlock(void);
 
 /* tick.c */
 void arena__tick_open(arena_tick *tick, arena_tick *around);
+void arena__group_init(arena__group *group, size_t limit);
+void arena__group_open(arena_tick *tick, arena__group *group);
 void arena__tick_ending(arena_tick *tick);
 size_t arena__tick_close(arena_tick *tick);
 size_t arena__tick_keep(arena_tick *tick);

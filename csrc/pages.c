@@ -454,7 +454,7 @@ static arena__chunk *map_oversize(size_t size) {
 arena__chunk *arena__chunk_get(arena_tick *tick, size_t need, bool alone) {
     unsigned klass = 0;
     while (klass < ARENA__CLASSES && class_size(klass) - ARENA__HEAD < need) klass++;
-    if (klass == ARENA__CLASSES) klass = ARENA__OVERSIZE;
+    if (klass == ARENA__CLASSES || (klass && tick->group)) klass = ARENA__OVERSIZE;
     arena__chunk *chunk = NULL;
 
     arena__lock();
@@ -554,6 +554,23 @@ static void close_list(arena_tick *tick) {
     if (tick->open_next) tick->open_next->open_prev = tick->open_prev;
 }
 
+/* Under the lock, an orphan begins and ends to count. The views keep the group, by their handle. */
+static void count_pinned(const arena__chunk *chunk) {
+    pages.pinned += chunk->size;
+    pages.pinned_count++;
+    if (!chunk->group) return;
+    chunk->group->pinned += chunk->size;
+    chunk->group->pinned_count++;
+}
+
+static void uncount_pinned(const arena__chunk *chunk) {
+    pages.pinned -= chunk->size;
+    pages.pinned_count--;
+    if (!chunk->group) return;
+    chunk->group->pinned -= chunk->size;
+    chunk->group->pinned_count--;
+}
+
 /* Under the lock: makes orphans of the pinned chunks of an ending tick, and returns the others; all of
  * them count as in use. */
 static arena__chunk *part(arena_tick *tick, size_t *pinned) {
@@ -569,8 +586,8 @@ static arena__chunk *part(arena_tick *tick, size_t *pinned) {
         leave_use(chunk);
         chunk->orphan = true;
         chunk->wipe = tick->wipe;
-        pages.pinned += chunk->size;
-        pages.pinned_count++;
+        chunk->group = tick->group;
+        count_pinned(chunk);
         pages.pinned_ever++;
         ++*pinned;
         arena__views_escaped(tick, chunk);
@@ -681,14 +698,15 @@ static arena__chunk *take_away(arena_tick *tick, bool scrubbed, arena__chunk *ba
 }
 
 /* Takes the memory of the ticks that nobody can end any more: those of a thread that is about to
- * end (others == false), or in the child of a fork those of the threads that are not there. Their
+ * end (others == false), or in the child of a fork those of the threads that are not there. Requests
+ * are no thread's, and stay. Their
  * records belong to the Python types, which find them ended. */
 void arena__sweep(uint64_t owner, bool others) {
     arena__chunk *batch = NULL;
     arena__lock();
     for (arena_tick *tick = pages.open, *next; tick; tick = next) {
         next = tick->open_next;
-        if ((ARENA__LOAD(tick->owner) == owner) != others) {
+        if (!tick->group && (ARENA__LOAD(tick->owner) == owner) != others) {
             arena__settle_held(tick);
             batch = take_away(tick, !others, batch);
         }
@@ -727,8 +745,7 @@ void arena__unpin(arena__chunk *chunk) {
     arena__chunk *batch = NULL;
     arena__lock();
     if (--chunk->pins == 0 && chunk->orphan) {
-        pages.pinned -= chunk->size;
-        pages.pinned_count--;
+        uncount_pinned(chunk);
         chunk->next = NULL;
         batch = chunk;
     }

@@ -14,6 +14,7 @@ arena_tick *(*arena__outer_current)(void);
 static _Atomic uint64_t threads_named;
 static _Atomic uint64_t ticks_begun;
 static _Atomic uint64_t ticks_ended;
+static _Atomic uint64_t requests_open; /* those of threads are counted by each thread */
 static uint64_t fork_survivor; /* in the child of a fork: the one thread that is there, */
 static uint64_t fork_named;    /* of those that had a name by then */
 static arena_tick *spare_records; /* of threads that have ended; guarded by the pages lock */
@@ -110,6 +111,23 @@ void arena__tick_open(arena_tick *tick, arena_tick *around) {
         inherit(tick, around);
 }
 
+/* What the requests of a group have in common. It is no tick: number 0, and never counted as one. */
+void arena__group_init(arena__group *group, size_t limit) {
+    memset(group, 0, sizeof *group);
+    group->around.cap = limit;
+    group->around.strict = true;
+    ARENA__STORE(group->around.state, ARENA__OPEN);
+}
+
+/* As arena__tick_open, for a request. */
+void arena__group_open(arena_tick *tick, arena__group *group) {
+    arena__tick_open(tick, &group->around);
+    arena__self.open--;
+    ARENA__ADD(requests_open, 1);
+    ARENA__STORE(tick->owner, ARENA__ANYONE);
+    tick->group = group;
+}
+
 /* From here on the tick takes no more work, but what it holds can still be read. */
 void arena__tick_ending(arena_tick *tick) {
     ARENA__STORE(tick->state, ARENA__ENDING);
@@ -120,7 +138,10 @@ void arena__tick_ending(arena_tick *tick) {
 
 static void over(arena_tick *tick, uint8_t state) {
     ARENA__STORE(tick->state, state);
-    arena__self.open--;
+    if (ARENA__UNLIKELY(tick->group != NULL))
+        ARENA__SUB(requests_open, 1);
+    else
+        arena__self.open--;
     uint64_t ended = ARENA__ADD(ticks_ended, 1);
     if (ARENA__UNLIKELY(ended % ARENA__WINDOW == 0)) {
         arena__retention_roll();
@@ -146,7 +167,7 @@ size_t arena__tick_close(arena_tick *tick) {
         /* What they left open may have cleanups that look at this tick's memory. */
         while (!tick->detached && arena__self.top != tick) (void)arena_end(arena__self.top);
     }
-    if (ARENA__UNLIKELY(ARENA__LOAD(tick->owner) != arena__self.id)) {
+    if (ARENA__UNLIKELY(ARENA__LOAD(tick->owner) != arena__self.id && !tick->group)) {
         arena__close_foreign(tick);
         return 0;
     }
@@ -191,7 +212,8 @@ bool arena__tick_left_behind(const arena_tick *tick) {
 void arena__ticks_forked(void) {
     fork_survivor = arena__self.id;
     fork_named = ARENA__LOAD(threads_named);
-    ARENA__STORE(ticks_ended, ARENA__LOAD(ticks_begun) - arena__self.open);
+    ARENA__STORE(ticks_ended,
+                 ARENA__LOAD(ticks_begun) - arena__self.open - ARENA__LOAD(requests_open));
 }
 
 arena_tick *arena_begin(const char *name) {

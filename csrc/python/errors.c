@@ -6,6 +6,8 @@
 /* "tick 'awareness' (number 5)": a new reference. */
 PyObject *arena_py_describe(Scope *scope) {
     unsigned long long number = scope->tick.number;
+    if (scope->tick.group)
+        return PyUnicode_FromFormat("request %U of %R (number %llu)", scope->label, scope->name, number);
     if (scope->name) return PyUnicode_FromFormat("tick %R (number %llu)", scope->name, number);
     return PyUnicode_FromFormat("tick number %llu", number);
 }
@@ -79,7 +81,9 @@ static void raise_limit(Scope *scope) {
     size_t used = arena__self.refusal.used, limit = arena__self.refusal.limit;
     PyObject *asking = scope ? arena_py_describe(scope) : PyUnicode_FromString("a persist call");
     PyObject *whose = NULL;
-    if (by) /* a tick of ours, for only those are around ours: it lies in its scope */
+    if (by && !by->number) /* what stands for a tick around requests */
+        whose = PyUnicode_FromFormat("the open requests of %R", arena_py_registry_of((const arena__group *)by)->name);
+    else if (by) /* a tick of ours, for only those are around ours: it lies in its scope */
         whose = arena_py_describe((Scope *)((uintptr_t)by - offsetof(Scope, tick)));
     if (asking && scope && by == &scope->tick)
         PyErr_Format(arena_py_lent.LimitError,
@@ -87,8 +91,8 @@ static void raise_limit(Scope *scope) {
                      requested, used, limit);
     else if (asking && whose)
         PyErr_Format(arena_py_lent.LimitError,
-                     "%U would pass its limit: %zu bytes requested by %U, %zu used, %zu allowed",
-                     whose, requested, asking, used, limit);
+                     "%U would pass %s limit: %zu bytes requested by %U, %zu used, %zu allowed",
+                     whose, by->number ? "its" : "their", requested, asking, used, limit);
     else if (asking && !by)
         PyErr_Format(arena_py_lent.LimitError,
                      "the process would pass its limit (arena.set_limit()): %zu bytes requested by "

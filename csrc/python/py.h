@@ -23,6 +23,7 @@ typedef struct Scope {
     struct Scope *parent; /* owned: what the context held at the begin, of whichever thread */
     struct Scope *around; /* owned: the tick whose limits hold for this one, or NULL */
     Tick *face;           /* borrowed: NULL once the user's object is gone */
+    PyObject *label;      /* owned: exactly str, of requests only: see requests.c */
     PyObject *name;       /* owned: exactly str, or NULL: freeing it runs no Python code */
     unsigned long thread; /* ident of the owner, for messages */
     bool watched;         /* its end is more than giving memory back: see watch.c */
@@ -73,10 +74,18 @@ typedef struct StrBuf {
     arena_strbuf buf;
 } StrBuf;
 
+/* What Requests has in C. Its requests own it, and so do their handles. */
+typedef struct Registry {
+    PyObject_HEAD
+    arena__group group;
+    PyObject *name; /* owned: exactly str */
+    unsigned long long opened, swept;
+} Registry;
+
 extern PyTypeObject *arena_py_Scope, *arena_py_Tick, *arena_py_Block, *arena_py_Str,
-    *arena_py_StrBuf;
+    *arena_py_StrBuf, *arena_py_Registry;
 extern PyType_Spec arena_py_scope_spec, arena_py_tick_spec, arena_py_block_spec, arena_py_str_spec,
-    arena_py_strbuf_spec;
+    arena_py_strbuf_spec, arena_py_registry_spec;
 
 /* module.c: the classes of arena.errors and the functions that the capabilities lend us. */
 extern struct arena_py_lent {
@@ -93,10 +102,13 @@ extern struct arena_py_lent {
 /* scope.c */
 int arena_py_scope_setup(void);
 Scope *arena_py_scope_begin(Tick *face, PyObject *name);
+Scope *arena_py_scope_apart(Tick *face, Registry *registry, PyObject *label);
 Scope *arena_py_scope_current(void);
 Scope *arena_py_scope_needed(void);
+/* A request is everybody's. */
 static inline bool arena_py_scope_mine(const Scope *scope) {
-    return ARENA__LOAD(scope->tick.owner) == arena__tid();
+    uint64_t owner = ARENA__LOAD(scope->tick.owner);
+    return ARENA__LIKELY(owner == arena__tid()) || owner == ARENA__ANYONE;
 }
 
 /* errors.c: the one place that turns a code into an exception. */
@@ -109,9 +121,20 @@ PyObject *arena_py_describe(Scope *scope);
 
 /* tick.c */
 PyObject *arena_py_tick_new(PyObject *const *args, Py_ssize_t count, PyObject *names);
+Tick *arena_py_tick_apart(Registry *registry, PyObject *label, size_t limit);
+int arena_py_tick_end(Tick *tick, PyObject *body);
+bool arena_py_tick_is_open(const Tick *tick);
+PyObject *arena_py_take_exception(void);
 int arena_py_tick_begin(Tick *tick);
 PyObject *arena_py_cleanup_in(Scope *scope, PyObject *const *args, Py_ssize_t count,
                               PyObject *names);
+
+/* requests.c */
+static inline Registry *arena_py_registry_of(const arena__group *group) {
+    return (Registry *)((uintptr_t)group - offsetof(Registry, group));
+}
+PyObject *arena_py_registry_new(PyObject *unused, PyObject *args);
+PyObject *arena_py_drop(PyObject *unused, PyObject *args);
 
 /* watch.c: ticks that do more than most. */
 int arena_py_watch(Scope *scope, const Tick *face);

@@ -139,6 +139,12 @@ static Scope *scope_alloc(void) {
     return scope;
 }
 
+static ARENA__NOINLINE void undo(Scope *scope) {
+    scope->face = NULL;
+    (void)arena__tick_close(&scope->tick);
+    Py_DECREF((PyObject *)scope);
+}
+
 /* A new open tick that is current from here on: a new reference, or NULL with an exception.
  *
  * The collector is held off while the variable is set. CPython 3.11 collects inside of allocations,
@@ -172,17 +178,32 @@ Scope *arena_py_scope_begin(Tick *face, PyObject *name) {
                                : PyObject_CallFunctionObjArgs(var_set, (PyObject *)scope, NULL);
     if (collects) PyGC_Enable();
     if (!token) {
-        scope->face = NULL;
-        (void)arena__tick_close(&scope->tick);
-        Py_DECREF(scope);
+        undo(scope);
         return NULL;
     }
     Py_DECREF(token);
     if (ARENA__UNLIKELY(face->special || arena__traced() || ARENA__LOAD(arena__named_pools)) &&
         arena_py_watch(scope, face) < 0) {
-        scope->face = NULL;
-        (void)arena__tick_close(&scope->tick);
-        Py_DECREF(scope);
+        undo(scope);
+        return NULL;
+    }
+    return scope;
+}
+
+/* A new open tick that is never current, and no thread's: a request of the registry. */
+Scope *arena_py_scope_apart(Tick *face, Registry *registry, PyObject *label) {
+    Scope *scope = scope_alloc();
+    if (!scope) return NULL;
+    arena__group_open(&scope->tick, &((Registry *)Py_NewRef((PyObject *)registry))->group);
+    scope->parent = scope->around = NULL;
+    scope->face = face;
+    scope->name = Py_NewRef(registry->name);
+    scope->label = Py_NewRef(label);
+    scope->thread = 0;
+    scope->watched = scope->waits = false;
+    if ((face->special || arena__traced() || ARENA__LOAD(arena__named_pools)) &&
+        arena_py_watch(scope, face) < 0) {
+        undo(scope);
         return NULL;
     }
     return scope;
@@ -202,12 +223,20 @@ static void scope_dealloc(PyObject *self) {
         /* Of another thread: also when it has ended. Its sweep may be at it. */
         if (arena__state(&scope->tick) != ARENA__ENDED || !arena_py_scope_mine(scope))
             (void)arena__tick_close(&scope->tick);
+        PyObject *registry = NULL, *label = NULL;
+        if (ARENA__UNLIKELY(scope->tick.group != NULL)) {
+            registry = (PyObject *)arena_py_registry_of(scope->tick.group);
+            label = scope->label;
+            scope->tick.group = NULL;
+        }
         if (spare_count < SPARES)
             spares[spare_count++] = scope;
         else
             PyObject_Free(scope);
         Py_DECREF(type);
         Py_XDECREF(name);
+        Py_XDECREF(label);
+        Py_XDECREF(registry);
         Py_XDECREF(around); /* nearly always the parent too, so this is not its end */
         if (parent && Py_REFCNT((PyObject *)parent) > 1) {
             Py_DECREF(parent);

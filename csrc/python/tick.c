@@ -146,6 +146,19 @@ PyObject *arena_py_tick_new(PyObject *const *args, Py_ssize_t count, PyObject *n
     return (PyObject *)tick;
 }
 
+/* A request, open. */
+Tick *arena_py_tick_apart(Registry *registry, PyObject *label, size_t limit) {
+    Tick *tick = tick_alloc();
+    if (!tick) return NULL;
+    tick->name = Py_NewRef(registry->name);
+    tick->limit = limit;
+    tick->special = limit != ARENA__UNLIMITED;
+    tick->objects = false; /* captured by thread and by current tick: a request is neither's */
+    if ((tick->scope = arena_py_scope_apart(tick, registry, label))) return tick;
+    Py_DECREF((PyObject *)tick);
+    return NULL;
+}
+
 int arena_py_tick_begin(Tick *tick) {
     if (ARENA__UNLIKELY(tick->scope != NULL)) {
         PyObject *which = arena_py_describe(tick->scope);
@@ -162,7 +175,7 @@ int arena_py_tick_begin(Tick *tick) {
 }
 
 /* The exception that is set, taken: normalized, with its traceback. */
-static PyObject *take_exception(void) {
+PyObject *arena_py_take_exception(void) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
@@ -191,7 +204,7 @@ static PyObject *run_cleanups(Tick *tick) {
         }
         /* CPython 3.11 loses an exception when it has no memory for its traceback. */
         if (!PyErr_Occurred()) (void)PyErr_NoMemory();
-        PyObject *error = take_exception();
+        PyObject *error = arena_py_take_exception();
         if (!failures) failures = PyList_New(0);
         if (!failures || !error || PyList_Append(failures, error) < 0) {
             /* No memory to keep it: told, not lost. */
@@ -279,22 +292,31 @@ static PyObject *tick_enter(PyObject *self, PyObject *unused) {
     return self;
 }
 
-static PyObject *tick_exit(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    if (count != 3) {
-        PyErr_Format(PyExc_TypeError, "__exit__() takes 3 arguments (%zd given)", count);
-        return NULL;
-    }
-    PyObject *body = args[1] == Py_None ? NULL : args[1];
-    if (ARENA__LIKELY(end((Tick *)self, body) == 0)) Py_RETURN_NONE;
-    if (!body) return NULL;
+bool arena_py_tick_is_open(const Tick *tick) {
+    return is_open_here(tick);
+}
+
+/* Ends the tick on its way out of a body. 0, or -1 with an exception: never beside the body's own. */
+int arena_py_tick_end(Tick *tick, PyObject *body) {
+    if (ARENA__LIKELY(end(tick, body) == 0)) return 0;
+    if (!body) return -1;
     /* The body's exception is on its way: what went wrong here is told in a note of it. */
-    PyObject *error = take_exception();
+    PyObject *error = arena_py_take_exception();
     PyObject *note = error ? PyUnicode_FromFormat("at the end of the tick: %S", error) : NULL;
     PyObject *done = note ? PyObject_CallMethod(body, "add_note", "O", note) : NULL;
     Py_XDECREF(error);
     Py_XDECREF(note);
     Py_XDECREF(done);
-    if (!done) PyErr_WriteUnraisable(self); /* a body's exception that takes no notes */
+    if (!done) PyErr_WriteUnraisable((PyObject *)tick); /* a body's exception that takes no notes */
+    return 0;
+}
+
+static PyObject *tick_exit(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (count != 3) {
+        PyErr_Format(PyExc_TypeError, "__exit__() takes 3 arguments (%zd given)", count);
+        return NULL;
+    }
+    if (arena_py_tick_end((Tick *)self, args[1] == Py_None ? NULL : args[1]) < 0) return NULL;
     Py_RETURN_NONE;
 }
 

@@ -1,0 +1,438 @@
+"""``Requests``: a tick for each request of a server, by key, that ends when it is delivered.
+
+A request lives while others wait for it: a handler for its answer, a stream for its end marker. So
+its end is two steps, in this order: unblock whoever waits (``on_discard``), then drop the memory.
+The first step is a list of the request's own tick, which runs on every way out, also when the
+registry itself is forgotten; nothing has to be found by a key that may be gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import math
+import time
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, ParamSpec, Self
+
+from arena import _native
+from arena._native import Block, Str, StrBuf, Tick
+from arena.errors import TickError, settle
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["Delivery", "Group", "Request", "RequestStats", "Requests", "registries"]
+
+_P = ParamSpec("_P")
+_LABEL = 80  # characters of a key that errors and logs show
+_log = logging.getLogger("arena")
+_clock = time.monotonic
+_alive: weakref.WeakSet[Requests] = weakref.WeakSet()
+
+
+def registries() -> list[Requests]:
+    """Return the registries that are alive, in no order. Any thread may call it."""
+    return list(_alive)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequestStats:
+    """The figures of a registry at one moment."""
+
+    name: str
+    """Of the registry."""
+    open: int
+    """Requests that are open now."""
+    bytes: int
+    """What they have asked for, a StrBuf by its length."""
+    oldest: float
+    """Seconds since the oldest of them was opened; 0.0 when none is open."""
+    opened: int
+    """Requests ever opened."""
+    discarded: int
+    """Requests that were ended by a delivery, by discard(), or with their tick."""
+    swept: int
+    """Requests that were ended by sweep(), close_group() or close(): nobody had delivered them."""
+    pinned: int
+    """Bytes of chunks of ended requests that live views keep, now."""
+    pinned_count: int
+    """How many chunks that is."""
+    limit: int | None
+    """The most bytes that the open requests may hold together, or None."""
+
+
+def _shown(key: object) -> str:
+    text = repr(key)
+    return text if len(text) <= _LABEL else f"{text[:_LABEL]}..."
+
+
+class Request:
+    """One open request: a key, a group, and a tick of its own. Made by ``Requests.open()``.
+
+    It is no thread's: any thread may allocate in it, read it and discard it. Its tick is never
+    the current one, and nothing that is current has a part in it.
+    """
+
+    __slots__ = ("__weakref__", "_born", "_registry", "group", "key", "tick")
+
+    def __init__(self, registry: Requests, key: Hashable, group: Hashable, tick: Tick) -> None:
+        self.key = key
+        """What it was opened by."""
+        self.group = group
+        """What it goes with, or None."""
+        self.tick = tick
+        """Its tick, with the name of the registry."""
+        self._registry = registry
+        self._born = _clock()
+
+    @property
+    def open(self) -> bool:
+        """True until its end begins."""
+        return self.tick.open
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was opened."""
+        return _clock() - self._born
+
+    @property
+    def used(self) -> int:
+        """Bytes asked for now; a StrBuf counts by its length."""
+        return self.tick.used
+
+    @property
+    def limit(self) -> int | None:
+        """The most bytes that it may hold, or None."""
+        return self.tick.limit
+
+    def alloc(self, size: int, /) -> Block:
+        """``Tick.alloc()`` in the request: a zeroed, writable Block of ``size`` bytes."""
+        return self.tick.alloc(size)
+
+    def strdup(self, text: str | Buffer, /) -> Str:
+        """``Tick.strdup()`` in the request: an immutable copy."""
+        return self.tick.strdup(text)
+
+    def strbuf(self, initial: str | Buffer | None = None) -> StrBuf:
+        """``Tick.strbuf()`` in the request: a growing string.
+
+        Beyond 64 KiB it has a mapping of its own: it grows by moving pages, without a copy, and
+        goes back to the system with the request.
+        """
+        return self.tick.strbuf(initial)
+
+    def on_discard(self, fn: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Call ``fn(*args, **kwargs)`` when the request ends, before its memory goes.
+
+        That is where a waiter's future is settled, and where the end marker goes into its queue.
+        It runs on every way out, exactly once, last in first out with the other ones, all of them
+        even when some fail. It may read the request's memory, not allocate in it.
+
+        It runs in the thread that ends the request: for an event loop of another thread use
+        ``on_discard(loop.call_soon_threadsafe, ...)``. Raises TypeError for what cannot be called,
+        and for an ``async def``, which nobody would await; TickError when the request has ended.
+        """
+        if inspect.iscoroutinefunction(fn):
+            raise TypeError(
+                f"on_discard() takes a plain function, not async def {fn.__name__}: nobody would "
+                "await it; settle a future or put into a queue, or make a task in it"
+            )
+        self.tick.cleanup(fn, *args, **kwargs)
+
+    def discard(self) -> bool:
+        """End this request, as ``Requests.discard()`` does, whoever has its key by now."""
+        return self._registry._end(self, None)
+
+    def __repr__(self) -> str:
+        state = f"open, {self.used} bytes" if self.open else "ended"
+        return f"<arena.Request {_shown(self.key)} of {self._registry.name!r}, {state}>"
+
+
+class Delivery:
+    """The way out of a request: made by ``Requests.delivering()``."""
+
+    __slots__ = ("_key", "_registry", "_request")
+
+    def __init__(self, registry: Requests, key: Hashable) -> None:
+        self._registry = registry
+        self._key = key
+        self._request: Request | None = None
+
+    def __enter__(self) -> Request:
+        self._request = self._registry.get(self._key)
+        return self._request
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None:
+        if self._request is not None:
+            self._registry._end(self._request, error)
+
+    async def __aenter__(self) -> Request:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+
+class Group:
+    """Requests that go together: made by ``Requests.group()``."""
+
+    __slots__ = ("_registry", "name")
+
+    def __init__(self, registry: Requests, name: Hashable) -> None:
+        self._registry = registry
+        self.name = name
+        """What its requests have as ``group``."""
+
+    def open(self, key: Hashable, limit: int | str | None = None) -> Request:
+        """``Requests.open()`` in this group."""
+        return self._registry.open(key, group=self.name, limit=limit)
+
+    def close(self) -> int:
+        """``Requests.close_group()`` of this group."""
+        return self._registry.close_group(self.name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None:
+        self._registry._close_group(self.name, error)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+    def __repr__(self) -> str:
+        return f"<arena.Group {_shown(self.name)} of {self._registry.name!r}>"
+
+
+class Requests:
+    """A registry of requests by key, each with memory of its own that goes when it is delivered.
+
+    ``limit`` is the most bytes that all open requests may hold together, as an int or as "2 GiB",
+    exact to the byte: what would pass it raises ``LimitError``, a ``MemoryError``.
+
+    Any thread, task and callback may call anything here, for any request. What the requests keep
+    is not copied: views of a body pin just that body when it is discarded, until they die. Raises
+    TypeError and ValueError for a wrong name or limit.
+    """
+
+    __slots__ = ("__weakref__", "_closed", "_native", "_open", "name")
+
+    def __init__(self, name: str, limit: int | str | None = None) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a registry is a str, not {type(name).__name__}")
+        self.name = name
+        """The name of its ticks, in the map of what escapes and in set_retention()."""
+        self._native = _native._registry(name, limit)
+        self._open: dict[Hashable, Request] = {}
+        self._closed = False
+        _alive.add(self)
+
+    @property
+    def limit(self) -> int | None:
+        """The most bytes that the open requests may hold together, or None."""
+        return self._native.limit
+
+    def open(
+        self, key: Hashable, group: Hashable = None, limit: int | str | None = None
+    ) -> Request:
+        """Open a request, and return it.
+
+        ``limit`` is the most bytes that it may hold. Raises TickError when the key is open, or
+        while its callbacks run (that request stays as it is), and after close(); TypeError for a
+        key that cannot be hashed and for a wrong limit; ValueError; MemoryError.
+        """
+        self._check_free(key, self._open.get(key))
+        tick = self._native.open(_shown(key), limit)
+        try:
+            request = Request(self, key, group, tick)
+            # The first one in, so the last to run: until then the request can be found.
+            tick.cleanup(_native._drop, self._open, key, request)
+            taken = self._open.setdefault(key, request)
+            self._check_free(key, None if taken is request else taken)
+        except BaseException:
+            self._native.undo(tick)
+            raise
+        return request
+
+    def _check_free(self, key: Hashable, taken: Request | None) -> None:
+        if self._closed:
+            raise TickError(f"the registry {self.name!r} is closed: it opens no more requests")
+        if taken is not None:
+            state = f"open, with {taken.used} bytes" if taken.open else "ending: its callbacks run"
+            raise TickError(
+                f"request {_shown(key)} of {self.name!r} is {state}, since {taken.age:.3g} s: "
+                "discard it first, or take another key"
+            )
+
+    def get(self, key: Hashable) -> Request:
+        """Return the open request of a key. Raises KeyError with the key when there is none."""
+        return self._open[key]
+
+    def delivering(self, key: Hashable) -> Delivery:
+        """Return what discards the request of ``key`` at the end of a ``with`` or ``async with``.
+
+        ``with reqs.delivering(key) as r:`` ends it on success, on an error and on cancellation.
+        The body's own exception is what the caller sees; what its ``on_discard`` callbacks raise
+        becomes notes of that, or an ExceptionGroup when there is none. Entering raises KeyError
+        with the key when it is not open. That it was discarded meanwhile is no error.
+        """
+        return Delivery(self, key)
+
+    def discard(self, key: Hashable) -> bool:
+        """End the request of ``key``: unblock whoever waits, then drop its memory.
+
+        Returns whether there was something to do: False when no such request is open, also while
+        another call ends it. Raises an ExceptionGroup of what its callbacks raised, when all is
+        done. C: arena_end.
+        """
+        request = self._open.get(key)
+        return request is not None and self._end(request, None)
+
+    def group(self, group: Hashable) -> Group:
+        """Return what closes a group at the end of a ``with`` or ``async with``."""
+        return Group(self, group)
+
+    def close_group(self, group: Hashable) -> int:
+        """End all requests of a group that nobody delivered, and return how many those were.
+
+        All of them, even when callbacks of some fail: then an ExceptionGroup of all failures is
+        raised at the end.
+        """
+        return self._close_group(group, None)
+
+    def sweep(self, older_than: float) -> int:
+        """End all requests that were opened more than ``older_than`` seconds ago.
+
+        For what neither side ever ended: call it now and then. Logs a WARNING for each (logger
+        "arena") with its key, group, age and bytes; no warnings.warn(), which would keep each
+        text. Returns how many those were. Raises TypeError and ValueError for a wrong number, and
+        an ExceptionGroup as close_group() does.
+        """
+        if isinstance(older_than, bool) or not isinstance(older_than, (int, float)):
+            raise TypeError(f"older_than is a number of seconds, not {type(older_than).__name__}")
+        if not older_than >= 0 or math.isinf(older_than):
+            raise ValueError(f"older_than is a number of seconds from 0, not {older_than!r}")
+        late = [r for r in list(self._open.values()) if r.age > older_than]
+        return self._sweep(late, f"requests older than {older_than:g} s", tell=True)
+
+    def close(self) -> int:
+        """End all requests, and open no more. Returns how many those were; raises as close_group().
+
+        ``with arena.Requests("bodies") as reqs:`` calls it at the end.
+        """
+        return self._close(None)
+
+    def stats(self) -> RequestStats:
+        """Return the figures of this moment."""
+        requests = list(self._open.values())
+        opened, swept, pinned, pinned_count = self._native.figures()
+        return RequestStats(
+            name=self.name,
+            open=len(requests),
+            bytes=sum(r.used for r in requests),
+            oldest=max((r.age for r in requests), default=0.0),
+            opened=opened,
+            discarded=opened - swept - len(requests),
+            swept=swept,
+            pinned=pinned,
+            pinned_count=pinned_count,
+            limit=self.limit,
+        )
+
+    def _close(self, body: BaseException | None) -> int:
+        self._closed = True
+        return self._sweep(list(self._open.values()), "the requests", body)
+
+    def _close_group(self, group: Hashable, body: BaseException | None) -> int:
+        # No index: it would have to be mended on every way out, and one pass for each rollout is
+        # microseconds for a thousand requests.
+        requests = [r for r in list(self._open.values()) if r.group == group]
+        return self._sweep(requests, f"group {_shown(group)}", body)
+
+    def _end(self, request: Request, body: BaseException | None) -> bool:
+        return self._native.end(request.tick, body)
+
+    def _sweep(
+        self,
+        requests: list[Request],
+        what: str,
+        body: BaseException | None = None,
+        tell: bool = False,
+    ) -> int:
+        """End all of them, and return how many were open. Their failures come as one group."""
+        sizes = [(r.age, r.used) for r in requests] if tell else []
+        done, failures = self._native.sweep(tuple(r.tick for r in requests), body)
+        for request, (age, size), was_open in zip(requests, sizes, done, strict=False):
+            if was_open:
+                _log.warning(
+                    "request %s of %r, group %s, was never ended: "
+                    "swept after %.1f s, with %d bytes",
+                    _shown(request.key),
+                    self.name,
+                    _shown(request.group),
+                    age,
+                    size,
+                )
+        error = settle(f"{what} of {self.name!r}", failures, None, body)
+        if error is not None:
+            raise error
+        return sum(done)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._open
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __bool__(self) -> bool:
+        return True  # a registry with nothing open is a registry
+
+    def __iter__(self) -> Iterator[Hashable]:
+        """Iterate over the keys that are open at the start, oldest first."""
+        return iter(list(self._open))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None:
+        self._close(error)
+
+    def __repr__(self) -> str:
+        return f"<arena.Requests {self.name!r}: {len(self)} open>"
