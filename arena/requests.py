@@ -392,7 +392,7 @@ class Requests:
     ) -> int:
         """End all of them, and return how many were open. Their failures come as one group."""
         sizes = [(r.age, r.used) for r in requests] if tell else []
-        done, failures = self._native.sweep(tuple(r.tick for r in requests), body)
+        done, failures = self._native.sweep([r.tick for r in requests], body)
         for request, (age, size), was_open in zip(requests, sizes, done, strict=False):
             if was_open:
                 _log.warning(

@@ -66,11 +66,13 @@ static PyObject *registry_end(PyObject *self, PyObject *args) {
 /* A loop in C: between two turns of one in Python a signal may raise, and leave the rest waiting. */
 static PyObject *registry_sweep(PyObject *self, PyObject *args) {
     PyObject *given, *body;
-    if (!PyArg_ParseTuple(args, "O!O:sweep", &PyTuple_Type, &given, &body)) return NULL;
-    Py_ssize_t count = PyTuple_Size(given);
+    if (!PyArg_ParseTuple(args, "O!O:sweep", &PyList_Type, &given, &body)) return NULL;
+    PyObject *ticks = PyList_AsTuple(given); /* which nobody changes meanwhile */
+    if (!ticks) return NULL;
+    Py_ssize_t count = PyTuple_Size(ticks);
     PyObject *done = PyList_New(count), *failures = done ? PyList_New(0) : NULL;
     for (Py_ssize_t i = 0; failures && i < count; i++) {
-        Tick *tick = (Tick *)PyTuple_GetItem(given, i);
+        Tick *tick = (Tick *)PyTuple_GetItem(ticks, i);
         bool open = Py_TYPE((PyObject *)tick) == arena_py_Tick && arena_py_tick_is_open(tick);
         (void)PyList_SetItem(done, i, Py_NewRef(open ? Py_True : Py_False));
         if (!open) continue;
@@ -84,6 +86,7 @@ static PyObject *registry_sweep(PyObject *self, PyObject *args) {
         Py_XDECREF(error);
     }
     PyObject *result = failures ? PyTuple_Pack(2, done, failures) : NULL;
+    Py_DECREF(ticks);
     Py_XDECREF(done);
     Py_XDECREF(failures);
     return result;

@@ -686,11 +686,15 @@ def run_cleanups_that_need_no_memory() -> Scenario:
 
 def ends(t: arena.Tick) -> Callable[[], BaseException | None]:
     """A call that ends the tick and returns what it raised, and needs no memory of its own."""
-    leave = t.end
+    return attempt(t.end)
+
+
+def attempt(leave: Callable[..., object], *args: object) -> Callable[[], BaseException | None]:
+    """A call that returns what it raised."""
 
     def end() -> BaseException | None:
         try:
-            leave()
+            leave(*args)
         except ENDINGS as error:
             return error
         return None
@@ -799,6 +803,85 @@ def a_forgotten_tick_in_a_cycle_is_collected() -> Scenario:
         gc.collect()
     assert seen == b"\1"
     assert arena.current() is None
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+@scenario
+def open_a_request() -> Scenario:
+    with arena.Requests("bodies", limit="10 MiB") as reqs:
+        reqs.open("other").strdup("other")
+        done = yield lambda: reqs.open(("key", 1), group="g", limit=100_000)
+        assert (("key", 1) in reqs) == (done is not None)
+        assert reqs.stats().opened == len(reqs) == (2 if done else 1)
+        if done:
+            still_works(done.value.tick)
+        still_works(reqs.open(("key", 2)).tick)
+
+
+@in_steps
+def discard_a_request_whose_callbacks_need_no_memory() -> Scenario:
+    with arena.Requests("bodies") as reqs:
+        seen = bytearray(20)
+        r = reqs.open("key")
+        text = r.strdup(b"x" * 100_000)
+        for i in range(20):
+            r.on_discard(seen.__setitem__, i, 1)
+        done = yield lambda: reqs.discard("key")
+        assert (seen == b"\1" * 20) == text.stale == ("key" not in reqs)
+        assert done is None or done.value is text.stale is True
+        r.discard()
+        assert seen == b"\1" * 20
+
+
+@in_steps
+def deliver_a_request_that_fails() -> Scenario:
+    with arena.Requests("bodies") as reqs:
+        seen, wrong = bytearray(2), WrongError()
+        r = reqs.open("key")
+        r.on_discard(seen.__setitem__, 0, 1)
+        r.on_discard(raises, wrong)
+        r.on_discard(seen.__setitem__, 1, 1)
+
+        def deliver() -> None:
+            with reqs.delivering("key"):
+                r.strbuf("x" * 70_000).append("y")
+                raise LookupError
+
+        yield lambda: expect(LookupError, deliver)
+        assert seen == (b"\0\0" if r.open else b"\1\1")
+        assert r.open == ("key" in reqs)
+        if r.open:
+            expect(ExceptionGroup, r.discard)
+
+
+@in_steps
+def close_a_group_whose_callbacks_fail() -> Scenario:
+    with arena.Requests("bodies") as reqs:
+        seen, wrong = bytearray(3), WrongError()
+        for key in range(3):
+            r = reqs.open(key, group="g")
+            r.on_discard(seen.__setitem__, key, 1)
+            r.on_discard(raises, wrong)
+        done = yield attempt(reqs.close_group, "g")
+        if len(reqs):  # before any of them
+            assert (len(reqs), seen) == (3, b"\0\0\0")
+            assert done is None or type(done.value) is MemoryError
+            expect(ExceptionGroup, reqs.close_group, "g")
+        assert seen == b"\1\1\1"
+        assert len(reqs) == 0
+
+
+@scenario
+def ask_a_registry_about_itself() -> Scenario:
+    with arena.Requests("bodies", limit=1000) as reqs:
+        reqs.open("key").alloc(10)
+        done = yield lambda: (reqs.stats(), repr(reqs), list(reqs), reqs.limit)
+        if done:
+            stats, text, keys, limit = done.value
+            assert (stats.open, stats.bytes, keys, limit) == (1, 10, ["key"], 1000)
+            assert text == "<arena.Requests 'bodies': 1 open>"
 
 
 # -- decorators ------------------------------------------------------------------------------------
