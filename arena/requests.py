@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import logging
 import math
 import time
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, ParamSpec, Self
 
 from arena import _native
 from arena._native import Block, Str, StrBuf, Tick
-from arena.errors import TickError, settle
+from arena.errors import TickError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -31,12 +32,14 @@ _P = ParamSpec("_P")
 _LABEL = 80  # characters of a key that errors and logs show
 _log = logging.getLogger("arena")
 _clock = time.monotonic
-_alive: weakref.WeakSet[Requests] = weakref.WeakSet()
+_numbers = itertools.count()
+_alive: dict[int, weakref.ref[Requests]] = {}  # no WeakSet: it may change while it is iterated
 
 
 def registries() -> list[Requests]:
-    """Return the registries that are alive, in no order. Any thread may call it."""
-    return list(_alive)
+    """Return the registries that are alive, oldest first. Any thread may call it."""
+    found = (reference() for reference in list(_alive.values()))
+    return [registry for registry in found if registry is not None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,13 +82,14 @@ class Request:
 
     __slots__ = ("__weakref__", "_born", "_registry", "group", "key", "tick")
 
-    def __init__(self, registry: Requests, key: Hashable, group: Hashable, tick: Tick) -> None:
+    tick: Tick
+    """Its tick, with the name of the registry."""
+
+    def __init__(self, registry: Requests, key: Hashable, group: Hashable) -> None:
         self.key = key
         """What it was opened by."""
         self.group = group
         """What it goes with, or None."""
-        self.tick = tick
-        """Its tick, with the name of the registry."""
         self._registry = registry
         self._born = _clock()
 
@@ -136,65 +140,44 @@ class Request:
         ``on_discard(loop.call_soon_threadsafe, ...)``. Raises TypeError for what cannot be called,
         and for an ``async def``, which nobody would await; TickError when the request has ended.
         """
-        if inspect.iscoroutinefunction(fn):
+        # An object may have an async __call__; of a function that is nothing of the kind.
+        call = getattr(fn, "__call__", None)  # noqa: B004
+        if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call):
             raise TypeError(
-                f"on_discard() takes a plain function, not async def {fn.__name__}: nobody would "
-                "await it; settle a future or put into a queue, or make a task in it"
+                f"on_discard() takes a plain function, and {_shown(fn)} is async: nobody would "
+                "await it; settle a future, put_nowait() into a queue, or make a task in it"
             )
         self.tick.cleanup(fn, *args, **kwargs)
 
     def discard(self) -> bool:
         """End this request, as ``Requests.discard()`` does, whoever has its key by now."""
-        return self._registry._end(self, None)
+        return self._registry._native.end(self.tick)
 
     def __repr__(self) -> str:
         state = f"open, {self.used} bytes" if self.open else "ended"
         return f"<arena.Request {_shown(self.key)} of {self._registry.name!r}, {state}>"
 
 
-class Delivery:
-    """The way out of a request: made by ``Requests.delivering()``."""
+class Delivery(_native._Ending):
+    """The way out of a request: made by ``Requests.delivering()``.
 
-    __slots__ = ("_key", "_registry", "_request")
+    The end of its ``with`` is one step in C, which no signal can come into the middle of.
+    """
 
-    def __init__(self, registry: Requests, key: Hashable) -> None:
-        self._registry = registry
-        self._key = key
-        self._request: Request | None = None
-
-    def __enter__(self) -> Request:
-        self._request = self._registry.get(self._key)
-        return self._request
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None:
-        if self._request is not None:
-            self._registry._end(self._request, error)
+    __slots__ = ()
 
     async def __aenter__(self) -> Request:
-        return self.__enter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None:
-        self.__exit__(kind, error, traceback)
+        request: Request = self.__enter__()
+        return request
 
 
-class Group:
+class Group(_native._Ending):
     """Requests that go together: made by ``Requests.group()``."""
 
     __slots__ = ("_registry", "name")
 
     def __init__(self, registry: Requests, name: Hashable) -> None:
+        super().__init__(registry._open, name, registry._label(name))
         self._registry = registry
         self.name = name
         """What its requests have as ``group``."""
@@ -207,29 +190,8 @@ class Group:
         """``Requests.close_group()`` of this group."""
         return self._registry.close_group(self.name)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None:
-        self._registry._close_group(self.name, error)
-
     async def __aenter__(self) -> Self:
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None:
-        self.__exit__(kind, error, traceback)
 
     def __repr__(self) -> str:
         return f"<arena.Group {_shown(self.name)} of {self._registry.name!r}>"
@@ -256,7 +218,8 @@ class Requests:
         self._native = _native._registry(name, limit)
         self._open: dict[Hashable, Request] = {}
         self._closed = False
-        _alive.add(self)
+        number = next(_numbers)
+        _alive[number] = weakref.ref(self, lambda _: _alive.pop(number, None))
 
     @property
     def limit(self) -> int | None:
@@ -272,28 +235,17 @@ class Requests:
         while its callbacks run (that request stays as it is), and after close(); TypeError for a
         key that cannot be hashed and for a wrong limit; ValueError; MemoryError.
         """
-        self._check_free(key, self._open.get(key))
-        tick = self._native.open(_shown(key), limit)
-        try:
-            request = Request(self, key, group, tick)
-            # The first one in, so the last to run: until then the request can be found.
-            tick.cleanup(_native._drop, self._open, key, request)
-            taken = self._open.setdefault(key, request)
-            self._check_free(key, None if taken is request else taken)
-        except BaseException:
-            self._native.undo(tick)
-            raise
-        return request
-
-    def _check_free(self, key: Hashable, taken: Request | None) -> None:
         if self._closed:
             raise TickError(f"the registry {self.name!r} is closed: it opens no more requests")
-        if taken is not None:
-            state = f"open, with {taken.used} bytes" if taken.open else "ending: its callbacks run"
+        request = Request(self, key, group)
+        there = self._native.open(self._open, key, request, _shown(key), limit)
+        if there is not request:
+            state = f"open, with {there.used} bytes" if there.open else "ending: its callbacks run"
             raise TickError(
-                f"request {_shown(key)} of {self.name!r} is {state}, since {taken.age:.3g} s: "
+                f"request {_shown(key)} of {self.name!r} is {state}, since {there.age:.3g} s: "
                 "discard it first, or take another key"
             )
+        return request
 
     def get(self, key: Hashable) -> Request:
         """Return the open request of a key. Raises KeyError with the key when there is none."""
@@ -307,7 +259,7 @@ class Requests:
         becomes notes of that, or an ExceptionGroup when there is none. Entering raises KeyError
         with the key when it is not open. That it was discarded meanwhile is no error.
         """
-        return Delivery(self, key)
+        return Delivery(self._open, key)
 
     def discard(self, key: Hashable) -> bool:
         """End the request of ``key``: unblock whoever waits, then drop its memory.
@@ -317,7 +269,7 @@ class Requests:
         done. C: arena_end.
         """
         request = self._open.get(key)
-        return request is not None and self._end(request, None)
+        return request is not None and self._native.end(request.tick)
 
     def group(self, group: Hashable) -> Group:
         """Return what closes a group at the end of a ``with`` or ``async with``."""
@@ -327,9 +279,10 @@ class Requests:
         """End all requests of a group that nobody delivered, and return how many those were.
 
         All of them, even when callbacks of some fail: then an ExceptionGroup of all failures is
-        raised at the end.
+        raised at the end. None is no group: TypeError.
         """
-        return self._close_group(group, None)
+        label = self._label(group)
+        return self._sweep(self._native.of_group(self._open, group), label)
 
     def sweep(self, older_than: float) -> int:
         """End all requests that were opened more than ``older_than`` seconds ago.
@@ -344,7 +297,9 @@ class Requests:
         if not older_than >= 0 or math.isinf(older_than):
             raise ValueError(f"older_than is a number of seconds from 0, not {older_than!r}")
         late = [r for r in list(self._open.values()) if r.age > older_than]
-        return self._sweep(late, f"requests older than {older_than:g} s", tell=True)
+        return self._sweep(
+            late, f"requests older than {older_than:g} s of {self.name!r}", tell=True
+        )
 
     def close(self) -> int:
         """End all requests, and open no more. Returns how many those were; raises as close_group().
@@ -356,14 +311,14 @@ class Requests:
     def stats(self) -> RequestStats:
         """Return the figures of this moment."""
         requests = list(self._open.values())
-        opened, swept, pinned, pinned_count = self._native.figures()
+        opened, discarded, swept, pinned, pinned_count = self._native.figures()
         return RequestStats(
             name=self.name,
-            open=len(requests),
+            open=opened - discarded - swept,
             bytes=sum(r.used for r in requests),
             oldest=max((r.age for r in requests), default=0.0),
             opened=opened,
-            discarded=opened - swept - len(requests),
+            discarded=discarded,
             swept=swept,
             pinned=pinned,
             pinned_count=pinned_count,
@@ -372,16 +327,12 @@ class Requests:
 
     def _close(self, body: BaseException | None) -> int:
         self._closed = True
-        return self._sweep(list(self._open.values()), "the requests", body)
+        return self._sweep(list(self._open.values()), f"the requests of {self.name!r}", body)
 
-    def _close_group(self, group: Hashable, body: BaseException | None) -> int:
-        # No index: it would have to be mended on every way out, and one pass for each rollout is
-        # microseconds for a thousand requests.
-        requests = [r for r in list(self._open.values()) if r.group == group]
-        return self._sweep(requests, f"group {_shown(group)}", body)
-
-    def _end(self, request: Request, body: BaseException | None) -> bool:
-        return self._native.end(request.tick, body)
+    def _label(self, group: Hashable) -> str:
+        if group is None:
+            raise TypeError("None is no group: it would be all that were opened without one")
+        return f"group {_shown(group)} of {self.name!r}"
 
     def _sweep(
         self,
@@ -392,7 +343,7 @@ class Requests:
     ) -> int:
         """End all of them, and return how many were open. Their failures come as one group."""
         sizes = [(r.age, r.used) for r in requests] if tell else []
-        done, failures = self._native.sweep([r.tick for r in requests], body)
+        done, error = self._native.sweep(requests, what, body)
         for request, (age, size), was_open in zip(requests, sizes, done, strict=False):
             if was_open:
                 _log.warning(
@@ -404,7 +355,6 @@ class Requests:
                     age,
                     size,
                 )
-        error = settle(f"{what} of {self.name!r}", failures, None, body)
         if error is not None:
             raise error
         return sum(done)

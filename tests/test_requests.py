@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import gc
 import logging
 import os
 import threading
+import warnings
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +20,6 @@ from test_fork_and_exit import run
 
 import arena
 from arena import requests
-from arena._native import _drop
 
 WAIT = 60.0  # seconds: the end of a test that hangs
 BODY = b"0123456789abcdef" * 65_536  # 1 MiB
@@ -168,19 +170,6 @@ def test_a_key_whose_comparison_fails_opens_nothing(reqs: arena.Requests) -> Non
         Contrary.armed = False
     assert (len(reqs), reqs.stats().opened) == (1, 1)
     assert reqs.discard(key)
-
-
-def test_an_entry_is_dropped_only_while_it_is_the_one_that_is_meant() -> None:
-    values: dict[object, object] = {"k": 1000}
-    _drop(values, "k", "another")
-    assert values == {"k": 1000}
-    _drop(values, "gone", None)
-    _drop(values, "k", values["k"])
-    assert values == {}
-    with pytest.raises(TypeError):
-        _drop([], "k", None)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="unhashable"):
-        _drop(values, [], None)
 
 
 # Memory
@@ -416,7 +405,7 @@ def test_a_second_discard_does_nothing(reqs: arena.Requests) -> None:
 
 def test_a_callback_that_discards_its_own_request_finds_it_done(reqs: arena.Requests) -> None:
     r, said = reqs.open("k"), []
-    r.on_discard(lambda: said.append((reqs.discard("k"), r.discard(), reqs.close_group(None))))
+    r.on_discard(lambda: said.append((reqs.discard("k"), r.discard(), reqs.sweep(0))))
     reqs.discard("k")
     assert said == [(False, False, 0)]
 
@@ -467,8 +456,15 @@ def test_on_discard_takes_only_what_will_be_run(reqs: arena.Requests) -> None:
 
     async def nobody_awaits() -> None: ...
 
-    with pytest.raises(TypeError, match="a plain function, not async def nobody_awaits"):
+    with pytest.raises(TypeError, match=r"nobody_awaits at .* is async"):
         r.on_discard(nobody_awaits)
+
+    class Async:
+        async def __call__(self) -> None: ...
+
+    for wrong in (functools.partial(nobody_awaits), Async(), Async().__call__):
+        with pytest.raises(TypeError, match="is async: nobody would await it"):
+            r.on_discard(wrong)
     with pytest.raises(TypeError, match="takes a callable"):
         r.on_discard(3)  # type: ignore[arg-type]
 
@@ -581,6 +577,58 @@ def test_a_stream_that_fails_half_way_never_leaves_its_reader_waiting(
     assert len(reqs) == 0
 
 
+def test_figures_hold_together_while_callbacks_run(reqs: arena.Requests) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def look() -> None:
+        now = reqs.stats()
+        seen.append((now.opened, now.open, now.discarded, now.swept))
+
+    for key in range(3):
+        reqs.open(key, group="g").on_discard(look)
+    reqs.discard(0)
+    reqs.close_group("g")
+    look()
+    assert seen == [(3, 3, 0, 0), (3, 2, 1, 0), (3, 1, 1, 1), (3, 0, 1, 2)]
+
+
+def test_the_ways_out_are_awaited_without_a_turn_of_the_event_loop(reqs: arena.Requests) -> None:
+    reqs.open("k", group="g")
+    delivery, group = reqs.delivering("k"), reqs.group("g")
+    with pytest.raises(StopIteration) as caught:
+        delivery.__aenter__().send(None)
+    assert caught.value.value is reqs.get("k")
+    reqs.open("other", group="g")
+    for way_out, left in ((delivery, ["other"]), (group, [])):
+        done = way_out.__aexit__(None, None, None)
+        assert list(reqs) == left  # done at the call
+        assert list(done.__await__()) == []
+        assert way_out.__exit__(None, None, None) is None  # again: nothing to do
+    with pytest.raises(TypeError, match="takes 3 arguments"):
+        delivery.__exit__()  # type: ignore[call-arg]
+    assert reqs.delivering("k").__exit__(None, None, None) is None  # never entered
+
+
+def test_a_forgotten_registry_goes_also_when_its_callbacks_know_its_group(
+    reqs: arena.Requests,
+) -> None:
+    other = arena.Requests("other")
+    group = other.group("g")
+    delivery = other.delivering("k")
+    group.open("k").on_discard({"both": (group, delivery)}.get, "both")
+    with delivery as r:
+        held = weakref.ref(r)
+        other.open(
+            "again", group=delivery
+        )  # a group may be anything: here what refers to all of it
+    del other, group, delivery, r
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+    assert held() is None
+    assert "other" not in [registry.name for registry in requests.registries()]
+
+
 # Groups
 
 
@@ -654,6 +702,30 @@ def test_ctrl_c_in_a_callback_ends_the_rest_of_the_group_all_the_same(reqs: aren
         reqs.close_group("g")
     assert said == [0, 1, 2]
     assert len(reqs) == 0
+
+
+def test_none_is_no_group(reqs: arena.Requests) -> None:
+    reqs.open("k")
+    for call in (reqs.close_group, reqs.group):
+        with pytest.raises(TypeError, match="None is no group"):
+            call(None)
+    assert "k" in reqs
+
+
+def test_a_group_is_told_by_equality_and_a_comparison_that_fails_ends_nothing(
+    reqs: arena.Requests,
+) -> None:
+    reqs.open("a", group=1)
+    reqs.open("b", group=1.0)
+    reqs.open("c", group=Contrary())
+    Contrary.armed = True
+    try:
+        with pytest.raises(ZeroDivisionError):
+            reqs.close_group("x")
+    finally:
+        Contrary.armed = False
+    assert len(reqs) == 3
+    assert reqs.close_group(1) == 2
 
 
 # Deadlines

@@ -276,9 +276,6 @@ static PyMethodDef functions[] = {
      "Put a value into a dict and return the one it replaces, or None: one step for other threads."},
     {"_registry", arena_py_registry_new, METH_VARARGS,
      "_registry(name, limit, /)\n--\n\nWhat arena.Requests has in C."},
-    {"_drop", arena_py_drop, METH_VARARGS,
-     "_drop(values, key, value, /)\n--\n\n"
-     "Take a key out of a dict if it has that value: one step for signals and other threads."},
     {"_lend", FAST(lend), METH_VARARGS | METH_KEYWORDS,
      "_lend(**lent)\n--\n\nThe errors and helpers that the types use. For arena/_load.py."},
     {NULL, NULL, 0, NULL},
@@ -307,6 +304,7 @@ static int register_types(void) {
                  add_type(module, "StrBuf", &arena_py_strbuf_spec, &arena_py_StrBuf) ||
                  add_type(module, "Tick", &arena_py_tick_spec, &arena_py_Tick) ||
                  add_type(module, "_Registry", &arena_py_registry_spec, &arena_py_Registry) ||
+                 add_type(module, "_Ending", &arena_py_ending_spec, &arena_py_Ending) ||
                  PyModule_AddFunctions(module, functions);
     Py_DECREF(module);
     return failed ? -1 : 0;

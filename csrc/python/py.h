@@ -46,6 +46,7 @@ struct Tick {
     bool wipe;
     bool objects;
     bool special; /* it has a limit, wipe, trace or objects */
+    bool swept; /* a request that nobody delivered */
     uint8_t trace;
     bool seen_by_gc; /* the collector has marked it as finalized: its memory is not reused */
 };
@@ -79,13 +80,13 @@ typedef struct Registry {
     PyObject_HEAD
     arena__group group;
     PyObject *name; /* owned: exactly str */
-    unsigned long long opened, swept;
+    unsigned long long opened, discarded, swept;
 } Registry;
 
 extern PyTypeObject *arena_py_Scope, *arena_py_Tick, *arena_py_Block, *arena_py_Str,
-    *arena_py_StrBuf, *arena_py_Registry;
+    *arena_py_StrBuf, *arena_py_Registry, *arena_py_Ending;
 extern PyType_Spec arena_py_scope_spec, arena_py_tick_spec, arena_py_block_spec, arena_py_str_spec,
-    arena_py_strbuf_spec, arena_py_registry_spec;
+    arena_py_strbuf_spec, arena_py_registry_spec, arena_py_ending_spec;
 
 /* module.c: the classes of arena.errors and the functions that the capabilities lend us. */
 extern struct arena_py_lent {
@@ -134,7 +135,6 @@ static inline Registry *arena_py_registry_of(const arena__group *group) {
     return (Registry *)((uintptr_t)group - offsetof(Registry, group));
 }
 PyObject *arena_py_registry_new(PyObject *unused, PyObject *args);
-PyObject *arena_py_drop(PyObject *unused, PyObject *args);
 
 /* watch.c: ticks that do more than most. */
 int arena_py_watch(Scope *scope, const Tick *face);

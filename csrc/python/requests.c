@@ -1,14 +1,19 @@
-/* requests.c: what a registry of requests needs of C: ticks that are no thread's and never current,
- * what they are counted by, and ends that happen once whoever comes first.
+/* requests.c: what Requests needs of C: ticks that are no thread's and never current, what they are
+ * counted by, and steps that no signal and no other thread can come into the middle of.
  *
  * No thread's, because a request is opened by a server's event loop, filled by a worker and given up by
  * whoever notices first. That is sound for the same reason as code that a call runs on its way, which may
  * end the very tick too: each call of the native types holds the GIL, and looks at the state again after
  * all that may have let go of it.
+ *
+ * In one step, because whoever waits for a request waits for ever if its end is lost: Python raises what
+ * a signal's handler raises between any two lines, also of an __exit__ that is written in Python.
  */
 #include "py.h"
 
-PyTypeObject *arena_py_Registry;
+PyTypeObject *arena_py_Registry, *arena_py_Ending;
+
+/* ---- The registry ----------------------------------------------------------------------------- */
 
 /* _registry(name, limit) */
 PyObject *arena_py_registry_new(PyObject *unused, PyObject *args) {
@@ -20,7 +25,7 @@ PyObject *arena_py_registry_new(PyObject *unused, PyObject *args) {
     Registry *registry = PyObject_New(Registry, arena_py_Registry);
     if (!registry) return NULL;
     arena__group_init(&registry->group, bytes);
-    registry->opened = registry->swept = 0;
+    registry->opened = registry->discarded = registry->swept = 0;
     registry->name = PyUnicode_FromObject(name); /* exactly a str: see Scope */
     if (registry->name) return (PyObject *)registry;
     Py_DECREF((PyObject *)registry);
@@ -34,62 +39,121 @@ static void registry_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-static PyObject *registry_open(PyObject *self, PyObject *args) {
-    PyObject *label, *limit;
-    size_t bytes;
-    if (!PyArg_ParseTuple(args, "UO:open", &label, &limit)) return NULL;
-    if (arena_py_limit(limit, &bytes) < 0) return NULL;
-    Registry *registry = (Registry *)self;
-    PyObject *tick = (PyObject *)arena_py_tick_apart(registry, label, bytes);
-    if (tick) registry->opened++;
-    return tick;
+/* Puts it in, unless the key is taken; returns what is there then. The new entry's own end takes it out
+ * again, the last of its cleanups. */
+static PyObject *enter(PyObject *self, PyObject *open, PyObject *key, PyObject *request, PyObject *tick) {
+    PyObject *over = PyObject_GetAttrString(self, "_over"), *added = NULL, *there = NULL;
+    if (over && PyObject_SetAttrString(request, "tick", tick) == 0)
+        added = PyObject_CallMethod(tick, "cleanup", "OOOOO", over, open, key, request, tick);
+    if (added) there = PyObject_CallMethod(open, "setdefault", "OO", key, request);
+    if (there == request) ((Registry *)self)->opened++;
+    Py_XDECREF(over);
+    Py_XDECREF(added);
+    return there;
 }
 
-/* One that was opened in vain: another thread has taken its key. */
-static PyObject *registry_undo(PyObject *self, PyObject *tick) {
-    if (Py_TYPE(tick) != arena_py_Tick || !arena_py_tick_is_open((Tick *)tick)) Py_RETURN_NONE;
-    ((Registry *)self)->opened--;
-    return PyObject_CallMethod(tick, "end", NULL);
+static PyObject *registry_open(PyObject *self, PyObject *args) {
+    PyObject *open, *key, *request, *label, *limit;
+    size_t bytes;
+    if (!PyArg_ParseTuple(args, "O!OOUO:open", &PyDict_Type, &open, &key, &request, &label, &limit))
+        return NULL;
+    if (arena_py_limit(limit, &bytes) < 0 || PyObject_Hash(key) == -1) return NULL;
+    PyObject *tick = (PyObject *)arena_py_tick_apart((Registry *)self, label, bytes);
+    if (!tick) return NULL;
+    PyObject *there = enter(self, open, key, request, tick);
+    if (there != request) { /* without a word, as if it had never been */
+        Py_CLEAR(((Tick *)tick)->cleanups);
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        if (arena_py_tick_end((Tick *)tick, NULL) < 0) PyErr_WriteUnraisable(tick);
+        PyErr_Restore(type, value, traceback);
+    }
+    Py_DECREF(tick);
+    return there;
+}
+
+/* _over(open, key, request, tick): a cleanup, and the last one. Counts what was entered. */
+static PyObject *registry_over(PyObject *self, PyObject *args) {
+    PyObject *open, *key, *request, *tick;
+    Registry *registry = (Registry *)self;
+    if (!PyArg_ParseTuple(args, "O!OOO!:_over", &PyDict_Type, &open, &key, &request, arena_py_Tick, &tick))
+        return NULL;
+    if (PyDict_GetItemWithError(open, key) != request) {
+        if (PyErr_Occurred()) return NULL;
+        Py_RETURN_NONE;
+    }
+    if (PyDict_DelItem(open, key) < 0) return NULL;
+    if (((Tick *)tick)->swept)
+        registry->swept++;
+    else
+        registry->discarded++;
+    Py_RETURN_NONE;
 }
 
 /* Nothing between the look at the state and the start of the end runs anybody's code: of several who
  * end a request one does it, and the others are told that there was nothing to do. */
-static PyObject *registry_end(PyObject *self, PyObject *args) {
-    PyObject *tick, *body;
+static PyObject *registry_end(PyObject *self, PyObject *tick) {
     (void)self;
-    if (!PyArg_ParseTuple(args, "O!O:end", arena_py_Tick, &tick, &body)) return NULL;
-    if (!arena_py_tick_is_open((Tick *)tick)) Py_RETURN_FALSE;
-    if (arena_py_tick_end((Tick *)tick, body == Py_None ? NULL : body) < 0) return NULL;
+    if (Py_TYPE(tick) != arena_py_Tick || !arena_py_tick_is_open((Tick *)tick)) Py_RETURN_FALSE;
+    if (arena_py_tick_end((Tick *)tick, NULL) < 0) return NULL;
     Py_RETURN_TRUE;
 }
 
-/* A loop in C: between two turns of one in Python a signal may raise, and leave the rest waiting. */
-static PyObject *registry_sweep(PyObject *self, PyObject *args) {
-    PyObject *given, *body;
-    if (!PyArg_ParseTuple(args, "O!O:sweep", &PyList_Type, &given, &body)) return NULL;
-    PyObject *ticks = PyList_AsTuple(given); /* which nobody changes meanwhile */
-    if (!ticks) return NULL;
-    Py_ssize_t count = PyTuple_Size(ticks);
-    PyObject *done = PyList_New(count), *failures = done ? PyList_New(0) : NULL;
-    for (Py_ssize_t i = 0; failures && i < count; i++) {
-        Tick *tick = (Tick *)PyTuple_GetItem(ticks, i);
-        bool open = Py_TYPE((PyObject *)tick) == arena_py_Tick && arena_py_tick_is_open(tick);
+/* Ends those that are open. A new list that says for each whether it was; what was raised goes to
+ * `failures`. */
+static PyObject *sweep(PyObject *requests, PyObject *body, PyObject *failures) {
+    Py_ssize_t count = PyList_Size(requests);
+    PyObject *done = PyList_New(count);
+    for (Py_ssize_t i = 0; done && i < count; i++) {
+        PyObject *tick = PyObject_GetAttrString(PyList_GetItem(requests, i), "tick"), *error = NULL;
+        bool open = tick && Py_TYPE(tick) == arena_py_Tick && arena_py_tick_is_open((Tick *)tick);
         (void)PyList_SetItem(done, i, Py_NewRef(open ? Py_True : Py_False));
-        if (!open) continue;
-        ((Registry *)self)->swept++;
-        if (arena_py_tick_end(tick, body == Py_None ? NULL : body) == 0) continue;
-        PyObject *error = arena_py_take_exception();
-        if (!error || PyList_Append(failures, error) < 0) { /* no memory to keep it: told, not lost */
-            if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-            PyErr_WriteUnraisable((PyObject *)tick);
+        if (open) ((Tick *)tick)->swept = true;
+        if (!tick || (open && arena_py_tick_end((Tick *)tick, body) < 0)) error = arena_py_take_exception();
+        if (error && PyList_Append(failures, error) < 0) { /* no memory to keep it: told, not lost */
+            PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+            PyErr_WriteUnraisable(tick);
         }
         Py_XDECREF(error);
+        Py_XDECREF(tick);
     }
-    PyObject *result = failures ? PyTuple_Pack(2, done, failures) : NULL;
-    Py_DECREF(ticks);
-    Py_XDECREF(done);
+    return done;
+}
+
+/* sweep(requests, what, body) -> (done, what to raise or None) */
+static PyObject *registry_sweep(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *requests, *what, *body;
+    if (!PyArg_ParseTuple(args, "O!UO:sweep", &PyList_Type, &requests, &what, &body)) return NULL;
+    PyObject *failures = PyList_New(0), *error = NULL;
+    PyObject *done = failures ? sweep(requests, body == Py_None ? NULL : body, failures) : NULL;
+    if (done) error = PyObject_CallFunctionObjArgs(arena_py_lent.settle, what, failures, Py_None, body, NULL);
+    PyObject *result = error ? PyTuple_Pack(2, done, error) : NULL;
     Py_XDECREF(failures);
+    Py_XDECREF(done);
+    Py_XDECREF(error);
     return result;
+}
+
+/* A new list of the requests of a group. Comparing may run code, which may end some. No index: it would
+ * have to be mended on every way out, and one pass for each group is microseconds for a thousand. */
+static PyObject *of_group(PyObject *open, PyObject *group) {
+    PyObject *all = PyDict_Values(open), *found = all ? PyList_New(0) : NULL;
+    for (Py_ssize_t i = 0; found && i < PyList_Size(all); i++) {
+        PyObject *request = PyList_GetItem(all, i), *its = PyObject_GetAttrString(request, "group");
+        int same = its ? PyObject_RichCompareBool(its, group, Py_EQ) : -1;
+        Py_XDECREF(its);
+        if (same < 0 || (same && PyList_Append(found, request) < 0)) Py_CLEAR(found);
+    }
+    Py_XDECREF(all);
+    return found;
+}
+
+static PyObject *registry_of_group(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *open, *group;
+    if (!PyArg_ParseTuple(args, "O!O:of_group", &PyDict_Type, &open, &group)) return NULL;
+    return of_group(open, group);
 }
 
 static PyObject *registry_figures(PyObject *self, PyObject *unused) {
@@ -98,7 +162,7 @@ static PyObject *registry_figures(PyObject *self, PyObject *unused) {
     arena__lock();
     unsigned long long pinned = registry->group.pinned, count = registry->group.pinned_count;
     arena__unlock();
-    return Py_BuildValue("KKKK", registry->opened, registry->swept, pinned, count);
+    return Py_BuildValue("KKKKK", registry->opened, registry->discarded, registry->swept, pinned, count);
 }
 
 static PyObject *registry_limit(PyObject *self, void *unused) {
@@ -108,32 +172,19 @@ static PyObject *registry_limit(PyObject *self, void *unused) {
     return PyLong_FromSize_t(limit);
 }
 
-/* _drop(dict, key, value): takes the key out if it has that value; nothing else can come in between
- * unless a key's own comparison does. */
-PyObject *arena_py_drop(PyObject *unused, PyObject *args) {
-    (void)unused;
-    PyObject *dict, *key, *value;
-    if (!PyArg_ParseTuple(args, "O!OO:_drop", &PyDict_Type, &dict, &key, &value)) return NULL;
-    PyObject *found = PyDict_GetItemWithError(dict, key);
-    if (found == value) {
-        if (PyDict_DelItem(dict, key) < 0) return NULL;
-    } else if (!found && PyErr_Occurred()) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef registry_methods[] = {
-    {"open", registry_open, METH_VARARGS, "open($self, label, limit, /)\n--\n\nA new tick, open."},
-    {"undo", registry_undo, METH_O, "undo($self, tick, /)\n--\n\nEnd it as if it had never been."},
-    {"end", registry_end, METH_VARARGS,
-     "end($self, tick, body, /)\n--\n\n"
-     "End it if it is open, and say so. What its cleanups raise becomes notes of `body`."},
+    {"open", registry_open, METH_VARARGS,
+     "open($self, values, key, request, label, limit, /)\n--\n\n"
+     "Give the request a new tick and put it in; return it, or the one that is there already."},
+    {"_over", registry_over, METH_VARARGS, NULL},
+    {"end", registry_end, METH_O, "end($self, tick, /)\n--\n\nEnd it if it is open, and say so."},
     {"sweep", registry_sweep, METH_VARARGS,
-     "sweep($self, ticks, body, /)\n--\n\n"
-     "End all that are open, whatever fails: (for each whether it was open, what was raised)."},
+     "sweep($self, requests, what, body, /)\n--\n\n"
+     "End all that are open, whatever fails: (for each whether it was open, what to raise or None)."},
+    {"of_group", registry_of_group, METH_VARARGS,
+     "of_group($self, values, group, /)\n--\n\nThe requests of a group, in a new list."},
     {"figures", registry_figures, METH_NOARGS,
-     "figures($self, /)\n--\n\n(opened, swept, pinned bytes, pinned chunks)"},
+     "figures($self, /)\n--\n\n(opened, discarded, swept, pinned bytes, pinned chunks)"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -156,4 +207,151 @@ PyType_Spec arena_py_registry_spec = {
     .basicsize = sizeof(Registry),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = registry_slots,
+};
+
+/* ---- The way out of a `with` ------------------------------------------------------------------ */
+
+/* Of a delivery: ends the request that was there at the start. Of a group: ends what is open of it. */
+typedef struct Ending {
+    PyObject_HEAD
+    PyObject *open;    /* owned: dict */
+    PyObject *what;    /* owned: a key, or a group */
+    PyObject *label;   /* owned: how a group is told; NULL: this is a delivery */
+    PyObject *request; /* owned, of a delivery: NULL before the start */
+} Ending;
+
+static int ending_init(PyObject *self, PyObject *args, PyObject *kwargs) {
+    Ending *ending = (Ending *)self;
+    PyObject *open, *what, *label = NULL;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "O!O|U:_Ending", &PyDict_Type, &open, &what, &label)) return -1;
+    if (ending->open) return 0;
+    ending->open = Py_NewRef(open);
+    ending->what = Py_NewRef(what);
+    ending->label = Py_XNewRef(label);
+    return 0;
+}
+
+static int ending_traverse(PyObject *self, visitproc visit, void *arg) {
+    Ending *ending = (Ending *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(ending->open);
+    Py_VISIT(ending->what);
+    Py_VISIT(ending->request);
+    return 0;
+}
+
+static int ending_clear(PyObject *self) {
+    Ending *ending = (Ending *)self;
+    Py_CLEAR(ending->open);
+    Py_CLEAR(ending->what);
+    Py_CLEAR(ending->label);
+    Py_CLEAR(ending->request);
+    return 0;
+}
+
+static void ending_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    PyObject_GC_UnTrack(self);
+    (void)ending_clear(self);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyObject *ending_enter(PyObject *self, PyObject *unused) {
+    (void)unused;
+    Ending *ending = (Ending *)self;
+    if (ending->label || !ending->open) return Py_NewRef(self);
+    PyObject *request = PyDict_GetItemWithError(ending->open, ending->what), *before = ending->request;
+    if (!request) {
+        PyObject *one = PyErr_Occurred() ? NULL : PyTuple_Pack(1, ending->what); /* a key may be a tuple */
+        if (one) PyErr_SetObject(PyExc_KeyError, one);
+        Py_XDECREF(one);
+        return NULL;
+    }
+    ending->request = Py_NewRef(request);
+    Py_XDECREF(before);
+    return Py_NewRef(request);
+}
+
+static int leave(Ending *ending, PyObject *body) {
+    PyObject *failures = PyList_New(0), *requests = NULL, *done = NULL, *error = NULL;
+    if (failures && ending->label)
+        requests = of_group(ending->open, ending->what);
+    if (requests) done = sweep(requests, body, failures);
+    if (done)
+        error = PyObject_CallFunctionObjArgs(arena_py_lent.settle, ending->label, failures, Py_None,
+                                             body ? body : Py_None, NULL);
+    if (error && error != Py_None) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(failures);
+    Py_XDECREF(requests);
+    Py_XDECREF(done);
+    Py_XDECREF(error);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int deliver(const Ending *ending, PyObject *body) {
+    PyObject *tick = ending->request ? PyObject_GetAttrString(ending->request, "tick") : NULL;
+    int failed = PyErr_Occurred() ? -1 : 0;
+    if (tick && Py_TYPE(tick) == arena_py_Tick && arena_py_tick_is_open((Tick *)tick))
+        failed = arena_py_tick_end((Tick *)tick, body);
+    Py_XDECREF(tick);
+    return failed;
+}
+
+static int ending_leave(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Ending *ending = (Ending *)self;
+    if (count != 3) {
+        PyErr_Format(PyExc_TypeError, "the end of a `with` takes 3 arguments (%zd given)", count);
+        return -1;
+    }
+    PyObject *body = args[1] == Py_None ? NULL : args[1];
+    if (!ending->open) return 0;
+    return ending->label ? leave(ending, body) : deliver(ending, body);
+}
+
+static PyObject *ending_exit(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (ending_leave(self, args, count) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* All is done at the call. What is awaited then is at its end already. */
+static PyObject *ending_aexit(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    return ending_leave(self, args, count) < 0 ? NULL : Py_NewRef(self);
+}
+
+static PyObject *ending_await(PyObject *self) {
+    (void)self;
+    PyObject *nothing = PyTuple_New(0);
+    if (!nothing) return NULL;
+    PyObject *iterator = PyObject_GetIter(nothing);
+    Py_DECREF(nothing);
+    return iterator;
+}
+
+static PyMethodDef ending_methods[] = {
+    {"__enter__", ending_enter, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)(void (*)(void))ending_exit, METH_FASTCALL, NULL},
+    {"__aexit__", (PyCFunction)(void (*)(void))ending_aexit, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot ending_slots[] = {
+    {Py_tp_doc, "The way out of a `with` of Requests. Internal."},
+    {Py_tp_init, ending_init},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_dealloc, ending_dealloc},
+    {Py_tp_traverse, ending_traverse},
+    {Py_tp_clear, ending_clear},
+    {Py_am_await, ending_await},
+    {Py_tp_methods, ending_methods},
+    {0, NULL},
+};
+
+PyType_Spec arena_py_ending_spec = {
+    .name = "arena._native._Ending",
+    .basicsize = sizeof(Ending),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = ending_slots,
 };

@@ -18,7 +18,7 @@ static Tick *tick_alloc(void) {
     tick->name = NULL;
     tick->cleanups = NULL;
     tick->limit = ARENA__UNLIMITED;
-    tick->raise_escapes = tick->wipe = false;
+    tick->raise_escapes = tick->wipe = tick->swept = false;
     tick->objects = tick->special = arena_py_objects;
     tick->trace = 0;
     tick->seen_by_gc = false;
