@@ -99,24 +99,39 @@ static PyObject *registry_end(PyObject *self, PyObject *tick) {
     Py_RETURN_TRUE;
 }
 
+/* All that may fail, before the first of them ends. */
+static PyObject *ticks_of(PyObject *requests) {
+    Py_ssize_t count = PyList_Size(requests);
+    PyObject *ticks = PyList_New(0);
+    for (Py_ssize_t i = 0; ticks && i < count; i++) {
+        PyObject *tick = PyObject_GetAttrString(PyList_GetItem(requests, i), "tick");
+        if (!tick || PyList_Append(ticks, tick) < 0) Py_CLEAR(ticks);
+        Py_XDECREF(tick);
+    }
+    return ticks;
+}
+
 /* Ends those that are open. A new list that says for each whether it was; what was raised goes to
  * `failures`. */
 static PyObject *sweep(PyObject *requests, PyObject *body, PyObject *failures) {
-    Py_ssize_t count = PyList_Size(requests);
-    PyObject *done = PyList_New(count);
+    PyObject *ticks = ticks_of(requests);
+    Py_ssize_t count = ticks ? PyList_Size(ticks) : 0;
+    PyObject *done = ticks ? PyList_New(count) : NULL;
     for (Py_ssize_t i = 0; done && i < count; i++) {
-        PyObject *tick = PyObject_GetAttrString(PyList_GetItem(requests, i), "tick"), *error = NULL;
-        bool open = tick && Py_TYPE(tick) == arena_py_Tick && arena_py_tick_is_open((Tick *)tick);
+        Tick *tick = (Tick *)PyList_GetItem(ticks, i);
+        bool open = Py_TYPE((PyObject *)tick) == arena_py_Tick && arena_py_tick_is_open(tick);
         (void)PyList_SetItem(done, i, Py_NewRef(open ? Py_True : Py_False));
-        if (open) ((Tick *)tick)->swept = true;
-        if (!tick || (open && arena_py_tick_end((Tick *)tick, body) < 0)) error = arena_py_take_exception();
-        if (error && PyList_Append(failures, error) < 0) { /* no memory to keep it: told, not lost */
-            PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-            PyErr_WriteUnraisable(tick);
+        if (!open) continue;
+        tick->swept = true;
+        if (arena_py_tick_end(tick, body) == 0) continue;
+        PyObject *error = arena_py_take_exception();
+        if (!error || PyList_Append(failures, error) < 0) { /* no memory to keep it: told, not lost */
+            if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+            PyErr_WriteUnraisable((PyObject *)tick);
         }
         Py_XDECREF(error);
-        Py_XDECREF(tick);
     }
+    Py_XDECREF(ticks);
     return done;
 }
 
@@ -217,7 +232,7 @@ typedef struct Ending {
     PyObject *open;    /* owned: dict */
     PyObject *what;    /* owned: a key, or a group */
     PyObject *label;   /* owned: how a group is told; NULL: this is a delivery */
-    PyObject *request; /* owned, of a delivery: NULL before the start */
+    PyObject *tick;    /* owned, of a delivery: NULL before the start */
 } Ending;
 
 static int ending_init(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -237,7 +252,7 @@ static int ending_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(ending->open);
     Py_VISIT(ending->what);
-    Py_VISIT(ending->request);
+    Py_VISIT(ending->tick);
     return 0;
 }
 
@@ -246,7 +261,7 @@ static int ending_clear(PyObject *self) {
     Py_CLEAR(ending->open);
     Py_CLEAR(ending->what);
     Py_CLEAR(ending->label);
-    Py_CLEAR(ending->request);
+    Py_CLEAR(ending->tick);
     return 0;
 }
 
@@ -263,16 +278,22 @@ static PyObject *ending_enter(PyObject *self, PyObject *unused) {
     (void)unused;
     Ending *ending = (Ending *)self;
     if (ending->label || !ending->open) return Py_NewRef(self);
-    PyObject *request = PyDict_GetItemWithError(ending->open, ending->what), *before = ending->request;
+    PyObject *request = PyDict_GetItemWithError(ending->open, ending->what), *before = ending->tick;
     if (!request) {
         PyObject *one = PyErr_Occurred() ? NULL : PyTuple_Pack(1, ending->what); /* a key may be a tuple */
         if (one) PyErr_SetObject(PyExc_KeyError, one);
         Py_XDECREF(one);
         return NULL;
     }
-    ending->request = Py_NewRef(request);
+    PyObject *tick = PyObject_GetAttrString(Py_NewRef(request), "tick");
+    if (!tick || Py_TYPE(tick) != arena_py_Tick) {
+        Py_XDECREF(tick);
+        Py_DECREF(request);
+        return NULL;
+    }
+    ending->tick = tick;
     Py_XDECREF(before);
-    return Py_NewRef(request);
+    return request;
 }
 
 static int leave(Ending *ending, PyObject *body) {
@@ -292,11 +313,10 @@ static int leave(Ending *ending, PyObject *body) {
 }
 
 static int deliver(const Ending *ending, PyObject *body) {
-    PyObject *tick = ending->request ? PyObject_GetAttrString(ending->request, "tick") : NULL;
-    int failed = PyErr_Occurred() ? -1 : 0;
-    if (tick && Py_TYPE(tick) == arena_py_Tick && arena_py_tick_is_open((Tick *)tick))
-        failed = arena_py_tick_end((Tick *)tick, body);
-    Py_XDECREF(tick);
+    if (!ending->tick || !arena_py_tick_is_open((Tick *)ending->tick)) return 0;
+    PyObject *tick = Py_NewRef(ending->tick); /* callbacks may let go of this object */
+    int failed = arena_py_tick_end((Tick *)tick, body);
+    Py_DECREF(tick);
     return failed;
 }
 
