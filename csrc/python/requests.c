@@ -287,6 +287,7 @@ static PyObject *ending_enter(PyObject *self, PyObject *unused) {
     }
     PyObject *tick = PyObject_GetAttrString(Py_NewRef(request), "tick");
     if (!tick || Py_TYPE(tick) != arena_py_Tick) {
+        if (tick) PyErr_SetString(PyExc_TypeError, "the tick of a request was replaced");
         Py_XDECREF(tick);
         Py_DECREF(request);
         return NULL;
