@@ -151,7 +151,7 @@ class Request:
 
     def discard(self) -> bool:
         """End this request, as ``Requests.discard()`` does, whoever has its key by now."""
-        return self._registry._native.end(self.tick)
+        return self._registry._end(self)
 
     def __repr__(self) -> str:
         state = f"open, {self.used} bytes" if self.open else "ended"
@@ -269,7 +269,7 @@ class Requests:
         done. C: arena_end.
         """
         request = self._open.get(key)
-        return request is not None and self._native.end(request.tick)
+        return request is not None and self._end(request)
 
     def group(self, group: Hashable) -> Group:
         """Return what closes a group at the end of a ``with`` or ``async with``."""
@@ -328,6 +328,9 @@ class Requests:
     def _close(self, body: BaseException | None) -> int:
         self._closed = True
         return self._sweep(list(self._open.values()), f"the requests of {self.name!r}", body)
+
+    def _end(self, request: Request, body: BaseException | None = None) -> bool:
+        return self._native.end(request.tick, body)
 
     def _label(self, group: Hashable) -> str:
         if group is None:

@@ -24,6 +24,7 @@
 #define ARENA__CLASSES 7 /* 64 KiB << 0 .. 6: up to 4 MiB; larger requests are oversize */
 #define ARENA__CHUNK_MAX (ARENA__CHUNK_MIN << (ARENA__CLASSES - 1))
 #define ARENA__OVERSIZE 255
+#define ARENA__HUGE ((size_t)2 << 20) /* a huge page, where there are any */
 #define ARENA__POOLS 16 /* the process's, and those of names with a policy of their own */
 #define ARENA__SLICE 64 /* chunks that a trim takes at a time */
 #define ARENA__WINDOW 10 /* ticks: see pages.c on retention */

@@ -445,9 +445,28 @@ static arena__chunk *map_guarded(size_t size) {
     return chunk;
 }
 
-static arena__chunk *map_oversize(size_t size) {
+/* Of a request that is larger than the largest class: in huge pages, where the system gives them to
+ * those who ask. The faults of 12 MB in small pages cost four times as much as their copy. Up to 2 MiB
+ * may be resident in vain. */
+static size_t oversize_round(const arena_tick *tick, size_t size) {
+    size_t unit = tick->group && size > ARENA__CHUNK_MAX ? ARENA__HUGE : page;
+    return (size + unit - 1) & ~(unit - 1);
+}
+
+static void ask_for_huge(const arena_tick *tick, void *start, size_t size) {
+#ifdef MADV_HUGEPAGE
+    if (tick->group && size > ARENA__CHUNK_MAX) (void)madvise(start, size, MADV_HUGEPAGE);
+#else
+    (void)tick, (void)start, (void)size;
+#endif
+}
+
+static arena__chunk *map_oversize(const arena_tick *tick, size_t size) {
     if (ARENA__LOAD(arena__debug_flags) & ARENA_DEBUG_GUARD) return map_guarded(size);
-    return map_chunk(page_round(size));
+    size = oversize_round(tick, size);
+    arena__chunk *chunk = map_chunk(size);
+    if (chunk) ask_for_huge(tick, chunk, size);
+    return chunk;
 }
 
 /* A chunk with room for `need` bytes after its header, linked into the tick. NULL: no memory. */
@@ -463,7 +482,7 @@ arena__chunk *arena__chunk_get(arena_tick *tick, size_t need, bool alone) {
         /* Mapping under the lock would make every thread wait for the kernel. */
         arena__unlock();
         chunk = klass < ARENA__CLASSES ? map_chunk(class_size(klass))
-                                       : map_oversize(need + ARENA__HEAD);
+                                       : map_oversize(tick, need + ARENA__HEAD);
         if (!chunk) return NULL;
         chunk->dirty = ARENA__HEAD;
         chunk->klass = (uint8_t)klass;
@@ -518,7 +537,7 @@ void arena__chunk_drop(arena_tick *tick, arena__chunk *chunk) {
  * chunk is as it was. Under the lock, although the kernel may take a while to move gigabytes: a
  * child that is forked meanwhile finds the tick's list whole. */
 arena__chunk *arena__chunk_resize(arena_tick *tick, arena__chunk *chunk, size_t need) {
-    size_t old_size = chunk->size, size = page_round(need + ARENA__HEAD);
+    size_t old_size = chunk->size, size = oversize_round(tick, need + ARENA__HEAD);
     if (chunk->klass != ARENA__OVERSIZE || size <= old_size || chunk->guarded) return NULL;
     /* A stale pointer must not find its old place free for others. */
     if (ARENA__LOAD(arena__debug_flags) & (ARENA_DEBUG_NOREUSE | ARENA_DEBUG_GUARD)) return NULL;
@@ -538,6 +557,7 @@ arena__chunk *arena__chunk_resize(arena_tick *tick, arena__chunk *chunk, size_t 
         take_in(tick, size - old_size, ARENA__OVERSIZE);
     }
     arena__unlock();
+    if (moved) ask_for_huge(tick, moved, size);
     arena__chunk *now = moved ? moved : chunk;
     if (arena__checked()) {
         arena__check_piece(tick, body_of(now), now->size - ARENA__HEAD);

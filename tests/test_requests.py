@@ -256,6 +256,40 @@ def test_a_body_that_grows_moves_its_pages_and_leaves_no_copy(reqs: arena.Reques
     reqs.discard("k")
 
 
+@pytest.mark.as_ever
+def test_room_that_is_reserved_is_neither_counted_nor_resident(reqs: arena.Requests) -> None:
+    r = reqs.open("k", limit=100)
+    buf = r.strbuf("abc")
+    base, maps = resident(), arena.stats().maps
+    buf._reserve(64 << 20)
+    assert resident() - base < 4 << 20
+    assert (len(buf), r.used, arena.stats().maps) == (3, 3, maps + 1)
+    assert buf == "abc"
+    with pytest.raises(arena.LimitError):
+        buf.append("x" * 98)
+    buf.append("d")
+    assert buf == "abcd"
+    with memoryview(buf), pytest.raises(BufferError):
+        buf._reserve(1 << 30)
+    with pytest.raises(ValueError, match="the room to reserve is from 0"):
+        buf._reserve(-1)
+    with pytest.raises(MemoryError):
+        buf._reserve(1 << 62)
+    assert buf == "abcd"
+
+
+@pytest.mark.as_ever
+def test_no_more_than_a_huge_page_of_a_body_is_resident_in_vain(reqs: arena.Requests) -> None:
+    for size in (3 << 20, 5 << 20, 9 << 20):
+        buf = reqs.open("k").strbuf()
+        buf._reserve(size)
+        base = resident()
+        for _ in range(size >> 16):
+            buf.append(b"x" * LARGE)
+        assert size - LARGE <= resident() - base <= size + (2 << 20) + 2 * LARGE
+        reqs.discard("k")
+
+
 def test_small_requests_share_the_cache_of_ticks(reqs: arena.Requests) -> None:
     for _ in range(3):
         reqs.open("k").strdup("small")

@@ -92,10 +92,12 @@ static PyObject *registry_over(PyObject *self, PyObject *args) {
 
 /* Nothing between the look at the state and the start of the end runs anybody's code: of several who
  * end a request one does it, and the others are told that there was nothing to do. */
-static PyObject *registry_end(PyObject *self, PyObject *tick) {
+static PyObject *registry_end(PyObject *self, PyObject *args) {
     (void)self;
-    if (Py_TYPE(tick) != arena_py_Tick || !arena_py_tick_is_open((Tick *)tick)) Py_RETURN_FALSE;
-    if (arena_py_tick_end((Tick *)tick, NULL) < 0) return NULL;
+    PyObject *tick, *body;
+    if (!PyArg_ParseTuple(args, "O!O:end", arena_py_Tick, &tick, &body)) return NULL;
+    if (!arena_py_tick_is_open((Tick *)tick)) Py_RETURN_FALSE;
+    if (arena_py_tick_end((Tick *)tick, body == Py_None ? NULL : body) < 0) return NULL;
     Py_RETURN_TRUE;
 }
 
@@ -192,7 +194,9 @@ static PyMethodDef registry_methods[] = {
      "open($self, values, key, request, label, limit, /)\n--\n\n"
      "Give the request a new tick and put it in; return it, or the one that is there already."},
     {"_over", registry_over, METH_VARARGS, NULL},
-    {"end", registry_end, METH_O, "end($self, tick, /)\n--\n\nEnd it if it is open, and say so."},
+    {"end", registry_end, METH_VARARGS,
+     "end($self, tick, body, /)\n--\n\n"
+     "End it if it is open, and say so. What its cleanups raise becomes notes of `body`, if any."},
     {"sweep", registry_sweep, METH_VARARGS,
      "sweep($self, requests, what, body, /)\n--\n\n"
      "End all that are open, whatever fails: (for each whether it was open, what to raise or None)."},

@@ -272,6 +272,20 @@ static int resize_to(StrBuf *self, size_t size) {
     return code == ARENA_OK ? 0 : raise_code(self, code, 0);
 }
 
+/* Room is nobody's until it is used: it counts for no limit, and is not resident. */
+static PyObject *strbuf_reserve(PyObject *self, PyObject *size) {
+    StrBuf *buf = (StrBuf *)self;
+    size_t bytes;
+    if (arena_py_size(size, "the room to reserve", &bytes) < 0) return NULL;
+    if (!may_resize(buf)) {
+        raise_fixed(buf);
+        return NULL;
+    }
+    int code = arena__strbuf_grow(&buf->buf, bytes);
+    if (code != ARENA_OK && raise_code(buf, code, bytes) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *strbuf_clear(PyObject *self, PyObject *unused) {
     (void)unused;
     if (resize_to((StrBuf *)self, 0) < 0) return NULL;
@@ -356,6 +370,8 @@ static PyMethodDef strbuf_methods[] = {
      "join($self, separator, pieces, /)\n--\n\n"
      "append() each piece of an iterable with the separator between them, all or none as extend(),\n"
      "with its errors. C: arena_strbuf_append."},
+    {"_reserve", strbuf_reserve, METH_O,
+     "_reserve($self, size, /)\n--\n\nMake room for `size` more bytes, so that they come without a move."},
     {"clear", strbuf_clear, METH_NOARGS,
      "clear($self, /)\n--\n\n"
      "Empty the buffer; it keeps its room. Raises BufferError while a view lives, StaleError,\n"
