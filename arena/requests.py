@@ -208,7 +208,7 @@ class Requests:
     TypeError and ValueError for a wrong name or limit.
     """
 
-    __slots__ = ("__weakref__", "_closed", "_native", "_open", "name")
+    __slots__ = ("__weakref__", "_native", "_open", "name")
 
     def __init__(self, name: str, limit: int | str | None = None) -> None:
         if not isinstance(name, str):
@@ -217,7 +217,6 @@ class Requests:
         """The name of its ticks, in the map of what escapes and in set_retention()."""
         self._native = _native._registry(name, limit)
         self._open: dict[Hashable, Request] = {}
-        self._closed = False
         number = next(_numbers)
         _alive[number] = weakref.ref(self, lambda _: _alive.pop(number, None))
 
@@ -235,8 +234,7 @@ class Requests:
         while its callbacks run (that request stays as it is), and after close(); TypeError for a
         key that cannot be hashed and for a wrong limit; ValueError; MemoryError.
         """
-        if self._closed:
-            raise TickError(f"the registry {self.name!r} is closed: it opens no more requests")
+        hash(group)  # one that cannot be compared would fail when groups are closed
         request = Request(self, key, group)
         there = self._native.open(self._open, key, request, _shown(key), limit)
         if there is not request:
@@ -281,8 +279,10 @@ class Requests:
         All of them, even when callbacks of some fail: then an ExceptionGroup of all failures is
         raised at the end. None is no group: TypeError.
         """
-        label = self._label(group)
-        return self._sweep(self._native.of_group(self._open, group), label)
+        done, error = self._native.close_group(self._open, group, self._label(group))
+        if error is not None:
+            raise error
+        return sum(done)
 
     def sweep(self, older_than: float) -> int:
         """End all requests that were opened more than ``older_than`` seconds ago.
@@ -326,7 +326,7 @@ class Requests:
         )
 
     def _close(self, body: BaseException | None) -> int:
-        self._closed = True
+        self._native.close()
         return self._sweep(list(self._open.values()), f"the requests of {self.name!r}", body)
 
     def _end(self, request: Request, body: BaseException | None = None) -> bool:

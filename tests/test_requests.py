@@ -746,20 +746,38 @@ def test_none_is_no_group(reqs: arena.Requests) -> None:
     assert "k" in reqs
 
 
-def test_a_group_is_told_by_equality_and_a_comparison_that_fails_ends_nothing(
+def test_a_group_is_told_by_equality_and_a_comparison_that_fails_stops_no_other(
     reqs: arena.Requests,
 ) -> None:
     reqs.open("a", group=1)
-    reqs.open("b", group=1.0)
     reqs.open("c", group=Contrary())
+    reqs.open("b", group=1.0)
+    with pytest.raises(TypeError, match="unhashable"):
+        reqs.open("d", group=[])
     Contrary.armed = True
     try:
-        with pytest.raises(ZeroDivisionError):
-            reqs.close_group("x")
+        with pytest.raises(ExceptionGroup, match="group 1 of 'bodies'") as caught:
+            reqs.close_group(1)
+        with pytest.raises(ConnectionError) as body, reqs.group(1) as group:
+            group.open("e")
+            raise ConnectionError
     finally:
         Contrary.armed = False
-    assert len(reqs) == 3
-    assert reqs.close_group(1) == 2
+    assert [type(e) for e in caught.value.exceptions] == [ZeroDivisionError]
+    assert "no comparison" in body.value.__notes__[0]
+    assert list(reqs) == ["c"]
+
+
+def test_what_the_collector_shows_while_callbacks_run_has_no_holes(reqs: arena.Requests) -> None:
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.append(sum(item is False for o in gc.get_objects() if type(o) is list for item in o))
+
+    for key in range(3):
+        reqs.open(key, group="g").on_discard(look)
+    reqs.close_group("g")
+    assert len(seen) == 3
 
 
 # Deadlines
@@ -816,6 +834,19 @@ def test_a_closed_registry_has_ended_all_and_opens_no_more() -> None:
         reqs.open("c")
     assert (len(reqs), reqs.stats().opened) == (0, 2)
     assert reqs.close() == 0
+
+
+def test_no_request_is_opened_in_a_registry_that_is_closed_meanwhile() -> None:
+    reqs = arena.Requests("bodies")
+
+    class Closes:
+        def __repr__(self) -> str:
+            reqs.close()
+            return "Closes"
+
+    with pytest.raises(arena.TickError, match="is closed"):
+        reqs.open(Closes())
+    assert (len(reqs), reqs.stats().opened, arena.stats().ticks_open) == (0, 0, 0)
 
 
 def test_the_with_of_a_registry_closes_it() -> None:

@@ -81,6 +81,7 @@ typedef struct Registry {
     arena__group group;
     PyObject *name; /* owned: exactly str */
     unsigned long long opened, discarded, swept;
+    bool closed;
 } Registry;
 
 extern PyTypeObject *arena_py_Scope, *arena_py_Tick, *arena_py_Block, *arena_py_Str,

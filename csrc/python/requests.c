@@ -26,6 +26,7 @@ PyObject *arena_py_registry_new(PyObject *unused, PyObject *args) {
     if (!registry) return NULL;
     arena__group_init(&registry->group, bytes);
     registry->opened = registry->discarded = registry->swept = 0;
+    registry->closed = false;
     registry->name = PyUnicode_FromObject(name); /* exactly a str: see Scope */
     if (registry->name) return (PyObject *)registry;
     Py_DECREF((PyObject *)registry);
@@ -39,13 +40,21 @@ static void registry_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
+static int check_closed(const Registry *registry) {
+    if (!registry->closed) return 0;
+    PyErr_Format(arena_py_lent.TickError, "the registry %R is closed: it opens no more requests",
+                 registry->name);
+    return -1;
+}
+
 /* Puts it in, unless the key is taken; returns what is there then. The new entry's own end takes it out
  * again, the last of its cleanups. */
 static PyObject *enter(PyObject *self, PyObject *open, PyObject *key, PyObject *request, PyObject *tick) {
     PyObject *over = PyObject_GetAttrString(self, "_over"), *added = NULL, *there = NULL;
     if (over && PyObject_SetAttrString(request, "tick", tick) == 0)
         added = PyObject_CallMethod(tick, "cleanup", "OOOOO", over, open, key, request, tick);
-    if (added) there = PyObject_CallMethod(open, "setdefault", "OO", key, request);
+    if (added && check_closed((Registry *)self) == 0)
+        there = PyObject_CallMethod(open, "setdefault", "OO", key, request);
     if (there == request) ((Registry *)self)->opened++;
     Py_XDECREF(over);
     Py_XDECREF(added);
@@ -113,64 +122,92 @@ static PyObject *ticks_of(PyObject *requests) {
     return ticks;
 }
 
-/* Ends those that are open. A new list that says for each whether it was; what was raised goes to
- * `failures`. */
-static PyObject *sweep(PyObject *requests, PyObject *body, PyObject *failures) {
-    PyObject *ticks = ticks_of(requests);
-    Py_ssize_t count = ticks ? PyList_Size(ticks) : 0;
-    PyObject *done = ticks ? PyList_New(count) : NULL;
-    for (Py_ssize_t i = 0; done && i < count; i++) {
-        Tick *tick = (Tick *)PyList_GetItem(ticks, i);
-        bool open = Py_TYPE((PyObject *)tick) == arena_py_Tick && arena_py_tick_is_open(tick);
-        (void)PyList_SetItem(done, i, Py_NewRef(open ? Py_True : Py_False));
-        if (!open) continue;
-        tick->swept = true;
-        if (arena_py_tick_end(tick, body) == 0) continue;
-        PyObject *error = arena_py_take_exception();
-        if (!error || PyList_Append(failures, error) < 0) { /* no memory to keep it: told, not lost */
-            if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-            PyErr_WriteUnraisable((PyObject *)tick);
-        }
-        Py_XDECREF(error);
+/* A list of so many False. Never one with holes, which the collector would show to others. */
+static PyObject *all_false(Py_ssize_t count) {
+    PyObject *list = PyList_New(0);
+    while (list && PyList_Size(list) < count)
+        if (PyList_Append(list, Py_False) < 0) Py_CLEAR(list);
+    return list;
+}
+
+/* The exception that is set is one of the failures; told and not lost where there is no memory to
+ * keep it. */
+static void keep_failure(PyObject *failures, PyObject *whose) {
+    PyObject *error = arena_py_take_exception();
+    if (!error || PyList_Append(failures, error) < 0) {
+        if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+        PyErr_WriteUnraisable(whose);
     }
-    Py_XDECREF(ticks);
+    Py_XDECREF(error);
+}
+
+/* Ends those of the ticks that are open. A new list that says for each whether it was. */
+static PyObject *sweep(PyObject *ticks, PyObject *body, PyObject *failures) {
+    Py_ssize_t count = PyList_Size(ticks);
+    PyObject *done = all_false(count);
+    for (Py_ssize_t i = 0; done && i < count; i++) {
+        PyObject *tick = Py_XNewRef(PyList_GetItem(ticks, i));
+        if (tick && Py_TYPE(tick) == arena_py_Tick && arena_py_tick_is_open((Tick *)tick)) {
+            (void)PyList_SetItem(done, i, Py_NewRef(Py_True));
+            ((Tick *)tick)->swept = true;
+            if (arena_py_tick_end((Tick *)tick, body) < 0) keep_failure(failures, tick);
+        }
+        Py_XDECREF(tick);
+    }
     return done;
 }
 
-/* sweep(requests, what, body) -> (done, what to raise or None) */
-static PyObject *registry_sweep(PyObject *self, PyObject *args) {
-    (void)self;
-    PyObject *requests, *what, *body;
-    if (!PyArg_ParseTuple(args, "O!UO:sweep", &PyList_Type, &requests, &what, &body)) return NULL;
-    PyObject *failures = PyList_New(0), *error = NULL;
-    PyObject *done = failures ? sweep(requests, body == Py_None ? NULL : body, failures) : NULL;
+/* (for each request whether it was open, what to raise or None). Takes over both lists, which may be
+ * NULL with an exception set. */
+static PyObject *settled(PyObject *requests, PyObject *failures, PyObject *what, PyObject *body) {
+    PyObject *ticks = requests && failures ? ticks_of(requests) : NULL, *result = NULL, *error = NULL;
+    PyObject *done = ticks ? sweep(ticks, body == Py_None ? NULL : body, failures) : NULL;
     if (done) error = PyObject_CallFunctionObjArgs(arena_py_lent.settle, what, failures, Py_None, body, NULL);
-    PyObject *result = error ? PyTuple_Pack(2, done, error) : NULL;
+    if (error) result = PyTuple_Pack(2, done, error);
+    Py_XDECREF(requests);
     Py_XDECREF(failures);
+    Py_XDECREF(ticks);
     Py_XDECREF(done);
     Py_XDECREF(error);
     return result;
 }
 
-/* A new list of the requests of a group. Comparing may run code, which may end some. No index: it would
- * have to be mended on every way out, and one pass for each group is microseconds for a thousand. */
-static PyObject *of_group(PyObject *open, PyObject *group) {
-    PyObject *all = PyDict_Values(open), *found = all ? PyList_New(0) : NULL;
-    for (Py_ssize_t i = 0; found && i < PyList_Size(all); i++) {
-        PyObject *request = PyList_GetItem(all, i), *its = PyObject_GetAttrString(request, "group");
-        int same = its ? PyObject_RichCompareBool(its, group, Py_EQ) : -1;
-        Py_XDECREF(its);
-        if (same < 0 || (same && PyList_Append(found, request) < 0)) Py_CLEAR(found);
-    }
-    Py_XDECREF(all);
-    return found;
+static PyObject *registry_sweep(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *requests, *what, *body;
+    if (!PyArg_ParseTuple(args, "O!UO:sweep", &PyList_Type, &requests, &what, &body)) return NULL;
+    return settled(Py_NewRef(requests), PyList_New(0), what, body);
 }
 
-static PyObject *registry_of_group(PyObject *self, PyObject *args) {
+/* The requests of a group are ended. To compare may run code: that fails, or ends some. No index: it
+ * would have to be mended on every way out, and one pass for each group is microseconds for a thousand. */
+static PyObject *close_group(PyObject *open, PyObject *group, PyObject *what, PyObject *body) {
+    PyObject *all = PyDict_Values(open), *found = all ? PyList_New(0) : NULL;
+    PyObject *failures = found ? PyList_New(0) : NULL;
+    for (Py_ssize_t i = 0; failures && i < PyList_Size(all); i++) {
+        PyObject *request = PyList_GetItem(all, i), *its = PyObject_GetAttrString(request, "group");
+        int same = its ? PyObject_RichCompareBool(its, group, Py_EQ) : -1;
+        if (its && same < 0) /* that of the others is theirs */
+            keep_failure(failures, request);
+        else if (same < 0 || (same && PyList_Append(found, request) < 0))
+            Py_CLEAR(failures);
+        Py_XDECREF(its);
+    }
+    Py_XDECREF(all);
+    return settled(found, failures, what, body);
+}
+
+static PyObject *registry_close_group(PyObject *self, PyObject *args) {
     (void)self;
-    PyObject *open, *group;
-    if (!PyArg_ParseTuple(args, "O!O:of_group", &PyDict_Type, &open, &group)) return NULL;
-    return of_group(open, group);
+    PyObject *open, *group, *what;
+    if (!PyArg_ParseTuple(args, "O!OU:close_group", &PyDict_Type, &open, &group, &what)) return NULL;
+    return close_group(open, group, what, Py_None);
+}
+
+static PyObject *registry_close(PyObject *self, PyObject *unused) {
+    (void)unused;
+    ((Registry *)self)->closed = true;
+    Py_RETURN_NONE;
 }
 
 static PyObject *registry_figures(PyObject *self, PyObject *unused) {
@@ -200,8 +237,9 @@ static PyMethodDef registry_methods[] = {
     {"sweep", registry_sweep, METH_VARARGS,
      "sweep($self, requests, what, body, /)\n--\n\n"
      "End all that are open, whatever fails: (for each whether it was open, what to raise or None)."},
-    {"of_group", registry_of_group, METH_VARARGS,
-     "of_group($self, values, group, /)\n--\n\nThe requests of a group, in a new list."},
+    {"close_group", registry_close_group, METH_VARARGS,
+     "close_group($self, values, group, what, /)\n--\n\nsweep() of the requests of a group."},
+    {"close", registry_close, METH_NOARGS, "close($self, /)\n--\n\nOpen no more."},
     {"figures", registry_figures, METH_NOARGS,
      "figures($self, /)\n--\n\n(opened, discarded, swept, pinned bytes, pinned chunks)"},
     {NULL, NULL, 0, NULL},
@@ -301,19 +339,11 @@ static PyObject *ending_enter(PyObject *self, PyObject *unused) {
     return request;
 }
 
-static int leave(Ending *ending, PyObject *body) {
-    PyObject *failures = PyList_New(0), *requests = NULL, *done = NULL, *error = NULL;
-    if (failures && ending->label)
-        requests = of_group(ending->open, ending->what);
-    if (requests) done = sweep(requests, body, failures);
-    if (done)
-        error = PyObject_CallFunctionObjArgs(arena_py_lent.settle, ending->label, failures, Py_None,
-                                             body ? body : Py_None, NULL);
+static int leave(const Ending *ending, PyObject *body) {
+    PyObject *result = close_group(ending->open, ending->what, ending->label, body ? body : Py_None);
+    PyObject *error = result ? PyTuple_GetItem(result, 1) : NULL;
     if (error && error != Py_None) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    Py_XDECREF(failures);
-    Py_XDECREF(requests);
-    Py_XDECREF(done);
-    Py_XDECREF(error);
+    Py_XDECREF(result);
     return PyErr_Occurred() ? -1 : 0;
 }
 
