@@ -21,6 +21,7 @@ DEBUG    each trim: why, bytes, milliseconds, what was skipped
 INFO     a ``Trimmer``, once each: the heap was not walked, with the figures ("stall", "unseen");
          what came back was faulted in again; three trims in a row returned next to nothing. And
          that no thread is started, with the reason
+WARNING  each request that ``Requests.sweep()`` ended: its key, group, age and bytes
 ERROR    a trim failed, with the traceback; the ``Trimmer`` goes on
 """
 
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -39,6 +41,8 @@ from arena.trimming import Totals, totals
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    from arena.requests import RequestStats
 
     _Family = CounterMetricFamily | GaugeMetricFamily
 
@@ -56,6 +60,12 @@ class _Kind(enum.Enum):
     GAUGE = "observable_gauge"
 
 
+def _requests() -> list[RequestStats]:
+    """What each ``Requests`` holds; nothing is imported, or asked, where none was ever made."""
+    module = sys.modules.get("arena.requests")
+    return [] if module is None else [one.stats() for one in module.registries()]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Now:
     """The figures of one moment."""
@@ -64,6 +74,7 @@ class _Now:
     totals: Totals
     trimmer: TrimmerStats | None
     resident: int | None
+    requests: list[RequestStats]
 
     @classmethod
     def read(cls) -> _Now:
@@ -72,7 +83,8 @@ class _Now:
             resident = statm().resident
         except ProcError:
             resident = None
-        return cls(stats(), totals(), trimmer.stats() if trimmer else None, resident)
+        running = trimmer.stats() if trimmer else None
+        return cls(stats(), totals(), running, resident, _requests())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,6 +136,21 @@ def _policies(now: _Now) -> _Values:
 
 def _seconds(field: str) -> Callable[[_Now], _Values]:
     return lambda now: [((), getattr(now.totals, field) / 1e3)]
+
+
+def _registered(name: str, kind: _Kind, unit: str, text: str, field: str) -> _Metric:
+    """A metric of each ``Requests``; those of one name are told as one, for labels must differ."""
+
+    def read(now: _Now) -> _Values:
+        found: dict[str, list[float]] = {}
+        for row in now.requests:
+            value = getattr(row, field)
+            if value is not None:  # a limit that is not set
+                found.setdefault(row.name, []).append(value)
+        merge = max if kind is _Kind.GAUGE else sum
+        return [((registry,), merge(values)) for registry, values in found.items()]
+
+    return _Metric(name, kind, unit, text, read, ("registry",))
 
 
 _COUNTER, _LEVEL, _GAUGE = _Kind.COUNTER, _Kind.LEVEL, _Kind.GAUGE
@@ -182,6 +209,26 @@ _METRICS = (
         "1 for the policy in force, by the name of the tick.",
         _policies,
         ("name", "policy"),
+    ),
+    _registered("arena.requests", _COUNTER, "{request}", "Requests opened.", "opened"),
+    _registered("arena.requests.open", _LEVEL, "{request}", "Requests that are open now.", "open"),
+    _registered(
+        "arena.requests.scratch", _LEVEL, "By", "What open requests have asked for.", "bytes"
+    ),
+    _registered(
+        "arena.requests.oldest", _GAUGE, "s", "Age of the oldest open request; 0: none.", "oldest"
+    ),
+    _registered(
+        "arena.requests.discarded", _COUNTER, "{request}", "Requests discarded.", "discarded"
+    ),
+    _registered(
+        "arena.requests.swept", _COUNTER, "{request}", "Those that a sweep() discarded.", "swept"
+    ),
+    _registered(
+        "arena.requests.pinned", _LEVEL, "By", "Memory that views keep past its request.", "pinned"
+    ),
+    _registered(
+        "arena.requests.limit", _GAUGE, "By", "The limit of a registry, where one is set.", "limit"
     ),
     _Metric(
         "arena.resident",

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import arena
+import arena.requests
 from arena import _native, telemetry, trimming
 from arena._native import ffi, lib
 from arena._stall import Look
@@ -139,6 +140,96 @@ def test_each_policy_of_retention_is_told_with_its_name(registry: CollectorRegis
     finally:
         arena.set_retention(None, "telemetry's")
     arena.trim()
+
+
+def of_registry(samples: Samples, name: str) -> dict[str, float]:
+    """The figures of the registries with this name."""
+    start = "arena_requests"
+    return {
+        metric.removeprefix(start): value
+        for (metric, labels), value in samples.items()
+        if metric.startswith(start) and labels == (name,)
+    }
+
+
+def test_each_registry_of_requests_is_told_with_its_name(
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with arena.Requests("bodies", limit="1 MiB") as bodies, arena.Requests("others") as others:
+        monkeypatch.setattr(arena.requests, "_clock", lambda: 100.0)
+        delivered, late = bodies.open(1), bodies.open(2)
+        view = memoryview(delivered.strbuf(bytes(100_000)))
+        late.strdup("x" * 1234)
+        monkeypatch.setattr(arena.requests, "_clock", lambda: 160.5)
+        bodies.open(3)
+        others.open(1)
+        bodies.discard(1)
+        samples = scrape(registry)
+        figures = of_registry(samples, "bodies")
+        assert figures.pop("_pinned_bytes") >= 100_000
+        assert figures == {
+            "_total": 3,
+            "_open": 2,
+            "_scratch_bytes": 1234,
+            "_oldest_seconds": 60.5,
+            "_discarded_total": 1,
+            "_swept_total": 0,
+            "_limit_bytes": 1 << 20,
+        }
+        assert of_registry(samples, "others") == {
+            "_total": 1,
+            "_open": 1,
+            "_scratch_bytes": 0,
+            "_oldest_seconds": 0,
+            "_discarded_total": 0,
+            "_swept_total": 0,
+            "_pinned_bytes": 0,
+        }
+        bodies.sweep(older_than=60)
+        view.release()
+        after = of_registry(scrape(registry), "bodies")
+        assert (after["_swept_total"], after["_open"], after["_pinned_bytes"]) == (1, 1, 0)
+
+
+def test_registries_of_one_name_are_told_as_one(
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena.requests, "_clock", lambda: 100.0)
+    with arena.Requests("shared", limit=3000) as one, arena.Requests("shared", limit=5000) as other:
+        one.open("a").strdup("x" * 300)
+        monkeypatch.setattr(arena.requests, "_clock", lambda: 107.0)
+        other.open("a").strdup("x" * 50)
+        other.open("b")
+        figures = of_registry(scrape(registry), "shared")
+    assert figures["_open"] == figures["_total"] == 3
+    assert figures["_scratch_bytes"] == 350
+    assert figures["_oldest_seconds"] == 7
+    assert figures["_limit_bytes"] == 5000
+
+
+def test_where_nobody_uses_requests_telling_imports_nothing_of_them() -> None:
+    code = """
+        import sys, arena.telemetry
+        from prometheus_client import CollectorRegistry, generate_latest
+        registry = CollectorRegistry(auto_describe=True)
+        registry.register(arena.telemetry.Collector())
+        text = generate_latest(registry).decode()
+        assert "# TYPE arena_requests_open gauge" in text
+        print("arena.requests" in sys.modules, "arena_requests_open{" in text)
+        with arena.Requests("now") as reqs:
+            reqs.open("key")
+            text = generate_latest(registry).decode()
+            assert 'arena_requests_open{registry="now"} 1.0' in text
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False False\n", "")
 
 
 @pytest.fixture
@@ -314,6 +405,32 @@ def test_opentelemetry_sees_the_same_figures_in_its_own_words() -> None:
         metrics = again.resource_metrics[0].scope_metrics[0].metrics
         (now,) = next(one for one in metrics if one.name == "arena.scratch").data.data_points
         assert now.value == base
+    finally:
+        provider.shutdown()
+
+
+def test_opentelemetry_is_told_of_each_registry_too() -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider(metric_readers=[reader], shutdown_on_exit=False)
+    try:
+        telemetry.observe(provider.get_meter("arena"))
+        with arena.Requests("seen by OpenTelemetry") as requests:
+            requests.open("delivered").discard()
+            requests.open("open").strdup("x" * 77)
+            data = reader.get_metrics_data()
+        assert data is not None
+        metrics = data.resource_metrics[0].scope_metrics[0].metrics
+        told = {
+            metric.name: point.value
+            for metric in metrics
+            for point in metric.data.data_points
+            if point.attributes == {"registry": "seen by OpenTelemetry"}
+        }
+        assert told["arena.requests"] == 2
+        assert told["arena.requests.open"] == 1
+        assert told["arena.requests.scratch"] == 77
+        assert told["arena.requests.discarded"] == 1
+        assert "arena.requests.limit" not in told
     finally:
         provider.shutdown()
 
