@@ -507,6 +507,32 @@ print(arena.stats().ticks_open, arena.stats().scratch, arena.stats().chunks)
     assert run(REQUESTS + STORM + code) == "0 0 0\n"
 
 
+def test_signals_that_raise_anywhere_in_a_group_end_all_of_it_with_each_callback_once() -> None:
+    code = """
+entered, closed = [], []
+def work():
+    for group in range(12):
+        with reqs.group(group) as g:
+            entered.append(group)
+            for n in range(4):
+                g.open((group, n)).on_discard(ran.append, (turn, group, n))
+        closed.append(group)
+for turn in range(800):
+    storm(work, 2e-4)
+    assert not len(reqs), (list(reqs), entered)
+    assert len(set(ran)) == len(ran)
+    assert set(ran) >= {(turn, group, n) for group in closed for n in range(4)}
+    ran.clear()
+    entered.clear()
+    closed.clear()
+assert hits > 100, hits
+now = reqs.stats()
+assert now.opened == now.swept, now
+print(arena.stats().ticks_open, arena.stats().scratch, arena.stats().chunks)
+"""
+    assert run(REQUESTS + STORM + code) == "0 0 0\n"
+
+
 def test_signals_that_raise_anywhere_between_open_and_close_lose_no_request() -> None:
     code = """
 def work():
