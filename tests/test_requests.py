@@ -262,7 +262,7 @@ def test_room_that_is_reserved_is_neither_counted_nor_resident(reqs: arena.Reque
     buf = r.strbuf("abc")
     base, maps = resident(), arena.stats().maps
     buf._reserve(64 << 20)
-    assert resident() - base < 4 << 20
+    assert resident() - base < 16 << 20  # ASan has an eighth of it
     assert (len(buf), r.used, arena.stats().maps) == (3, 3, maps + 1)
     assert buf == "abc"
     with pytest.raises(arena.LimitError):
