@@ -39,6 +39,8 @@ from arena.counters import Stats, stats
 from arena.debugging import Debug, debug
 from arena.errors import (
     ArenaError,
+    BodyLimitError,
+    DisconnectError,
     EscapeError,
     GrowthError,
     LimitError,
@@ -59,6 +61,9 @@ from arena.tracing import Audit, Trace, audit, trace
 from arena.trimming import TrimResult, trim_async
 
 if _TYPE_CHECKING:
+    from arena import aiohttp as aiohttp
+    from arena import asgi as asgi
+    from arena import requests as requests
     from arena.diagnosis import Diagnosis, Verdict, doctor
     from arena.reporting import MemoryReport, PythonHeap, memory
     from arena.requests import Request, Requests, RequestStats
@@ -69,8 +74,10 @@ __all__ = [
     "ArenaError",
     "Audit",
     "Block",
+    "BodyLimitError",
     "Debug",
     "Diagnosis",
+    "DisconnectError",
     "Escape",
     "EscapeError",
     "EscapeMap",
@@ -149,9 +156,12 @@ _LATER = {
     "memory": "reporting",
     "tune": "tuning",
 }
+_MODULES = ("aiohttp", "asgi", "requests")
 
 
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return _later.load(f"{__name__}.{name}")
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(_later.load(f"{__name__}.{_LATER[name]}"), name)

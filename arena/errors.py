@@ -7,6 +7,8 @@ import traceback
 
 __all__ = [
     "ArenaError",
+    "BodyLimitError",
+    "DisconnectError",
     "EscapeError",
     "GrowthError",
     "LimitError",
@@ -42,6 +44,27 @@ class LimitError(ArenaError, MemoryError):
 
     Everything is as it was before the call. A ``MemoryError`` too.
     """
+
+
+class BodyLimitError(LimitError):
+    """The body of a request is larger than ``read_body()`` was to take. Nothing of it is kept."""
+
+    def __init__(self, limit: int, size: int, announced: bool = False) -> None:
+        super().__init__(limit, size, announced)
+        self.limit = limit
+        """The most bytes that the body may have."""
+        self.size = size
+        """Bytes that had come, or that Content-Length says."""
+        self.announced = announced
+        """True: it was refused by its Content-Length, before any of it was read."""
+
+    def __str__(self) -> str:
+        came = f"Content-Length says {self.size}" if self.announced else f"{self.size} have come"
+        return f"the body is over its limit: {self.limit} bytes are allowed, {came}"
+
+
+class DisconnectError(ArenaError, ConnectionError):
+    """The client went away before ``read_body()`` had all of the body."""
 
 
 class EscapeError(ArenaError, BufferError):
