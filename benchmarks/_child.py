@@ -60,8 +60,15 @@ class Child:
         return int(self._outside.memory_info().rss)
 
     def peak(self) -> int:
-        """Return the most that was ever resident, in bytes."""
+        """Return the most that was resident, ever or since forget_peak(), in bytes."""
         return status(self._process.pid).peak
+
+    def forget_peak(self) -> None:
+        """Let peak() begin anew, with what is resident now."""
+        try:
+            Path(f"/proc/{self._process.pid}/clear_refs").write_text("5", encoding="ascii")
+        except OSError as error:
+            raise UnavailableError(f"the peak cannot be set back: {error}") from None
 
     def __enter__(self) -> Self:
         return self

@@ -206,6 +206,19 @@ def test_a_spike_is_followed_until_it_is_back(tmp_path: Path) -> None:
         assert seen[giving, "list, malloc_trim each 16"] > 0
 
 
+@glibc
+def test_bodies_are_measured_as_they_come_in_beside_what_the_frameworks_do(tmp_path: Path) -> None:
+    seen = by_contender(figures(tmp_path / "rows.json", "bodies", "--quick"))
+    for contender in ("arena.asgi", "arena.aiohttp"):
+        assert 16 < seen["whole: peak over the base", contender] < 1.25 * 16.8
+        assert 16 < seen["refused: peak over the base", contender] < 20
+        for case in ("whole", "refused"):
+            assert seen[f"{case}: left over the base", contender] < 2
+    assert seen["whole: peak over the base", "starlette request.body()"] > 30
+    assert seen["refused: peak over the base", "starlette request.body()"] > 60
+    assert seen["refused: peak over the base", "body += piece, aiohttp"] > 30
+
+
 def test_a_child_that_ends_too_early_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT)
     from benchmarks import UnavailableError
