@@ -51,9 +51,9 @@ async def read_body(
     discarded, so nothing of the body stays. Under ``middleware`` that becomes a 413.
 
     Raises ``DisconnectError``, a ``ConnectionError``, when the client goes away before the end;
-    ``LimitError`` for the limit of the registry; RuntimeError when the body was read before;
-    TypeError and ValueError for wrong arguments. The event loop of the request calls it; any thread
-    may use what it returns.
+    ``LimitError`` for the limit of the registry; ``TickError`` when ``r`` has ended; RuntimeError
+    when the body was read before; TypeError and ValueError for wrong arguments. The event loop of
+    the request calls it; any thread may use what it returns.
     """
     if not isinstance(request, web.BaseRequest):
         raise TypeError(f"request is one of aiohttp.web, not {type(request).__name__}")

@@ -50,28 +50,37 @@ async def read_body(receive: _Receive, r: Request, limit: int | str | None = "32
     discarded, so nothing of the body stays. Under ``ArenaMiddleware`` that becomes a 413.
 
     Raises ``DisconnectError``, a ``ConnectionError``, when the client goes away before the end;
-    ``LimitError`` for the limit of the registry; RuntimeError when the body was read before, which
-    only ``ArenaMiddleware`` can know; TypeError and ValueError for wrong arguments. The event loop
-    of the request calls it; any thread may use what it returns.
+    ``LimitError`` for the limit of the registry; ``TickError`` when ``r`` has ended; RuntimeError
+    when the body was read before, which only ``ArenaMiddleware`` can know; TypeError and ValueError
+    for wrong arguments. The event loop of the request calls it; any thread may use what it returns.
     """
     exchange = _exchanges.get(r) if isinstance(r, Request) else None
-    body = _web.Body(r, limit, exchange.announced if exchange else None)
-    if exchange:
-        exchange.reading = True
+    if exchange is None:
+        return await _read(receive, r, limit, None)
+    exchange.reading = True
     try:
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                raise DisconnectError(
-                    f"the client went away after {len(body.buf)} bytes of the body of {r.key}"
-                )
-            body.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                return body.buf
-            del message  # or this piece lives until the next one is here
+        return await _read(receive, r, limit, exchange.announced)
+    except BodyLimitError as error:
+        exchange.refused = error
+        raise
     finally:
-        if exchange:
-            exchange.reading = False
+        exchange.reading = False
+
+
+async def _read(
+    receive: _Receive, r: Request, limit: int | str | None, announced: int | None
+) -> StrBuf:
+    body = _web.Body(r, limit, announced)
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise DisconnectError(
+                f"the client went away after {len(body.buf)} bytes of the body of {r.key}"
+            )
+        body.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return body.buf
+        del message  # or this piece lives until the next one is here
 
 
 class _Exchange:
@@ -86,6 +95,8 @@ class _Exchange:
         "announced",
         "arrived",
         "reading",
+        "refused",
+        "replaced",
         "started",
         "touched",
     )
@@ -105,6 +116,10 @@ class _Exchange:
         """It is read_body() that receives."""
         self.started = False
         """The response has begun."""
+        self.refused: BodyLimitError | None = None
+        """What read_body() has raised."""
+        self.replaced = False
+        """The app answers that with a 500, which is not sent."""
 
     async def receive(self) -> _Message:
         if self.arrived and self.reading:
@@ -120,20 +135,25 @@ class _Exchange:
 
     async def send(self, message: _Message) -> None:
         if message["type"] == "http.response.start":
-            self.started = True
+            # The error handler of an app within, which then raises the error on: what is outermost
+            # in Starlette, and in each app that is mounted in another one.
+            self.replaced = self.refused is not None and message["status"] == 500
+            self.started = not self.replaced
             self._trailers = message.get("trailers", False)
+        if self.replaced:
+            return
         await self._send(message)
         last = message["type"] == "http.response.body" and not message.get("more_body", False)
         if last and not self._trailers:
             self._request.discard()
 
-    async def refuse(self, error: BodyLimitError) -> None:
+    async def refuse(self) -> None:
         """Answer 413, and drop what the client still sends: it may read no answer before its end.
 
         A server that closes while there is something unread resets the connection, and the answer
         is lost with it. A client that waits for "100 Continue" sends nothing: it got the 413.
         """
-        text = f"{error}\n".encode()
+        text = f"{self.refused}\n".encode()
         linger = not self.arrived and (self.touched or not _expects_continue(self._scope))
         headers = [
             (b"content-type", b"text/plain; charset=utf-8"),
@@ -182,10 +202,9 @@ class ArenaMiddleware:
     does, finds it ended, and gets ``StaleError``: take a copy (``persist()``) for it. Endpoints
     that run in a thread pool may use it as any other: it is no thread's.
 
-    A ``BodyLimitError`` that leaves the app before the response has begun becomes a 413; the
-    connection is closed once the client has stopped sending, or after 10 s. So it has to get here:
-    use ``app.add_middleware(ArenaMiddleware)``, for around the whole app, ``ArenaMiddleware(app)``,
-    Starlette's own handler makes a 500 of it first.
+    A ``BodyLimitError`` that leaves the app before the response has begun, or that an error handler
+    of the app answers with a 500, becomes a 413; the connection is closed once the client has
+    stopped sending, or after 10 s. An app that answers it otherwise has its own way.
 
     For a WebSocket ``scope["arena"].message`` is the request of the message that came last: each
     has its own, from when it is received until the next is asked for, and to the end of the
@@ -222,10 +241,17 @@ class ArenaMiddleware:
         try:
             with self.requests.delivering(r.key):
                 await self.app({**scope, "arena": r}, exchange.receive, exchange.send)
-        except BodyLimitError as error:
-            if exchange.started:
+        except Exception as error:
+            if isinstance(error, BodyLimitError):
+                exchange.refused = error
+            if exchange.started or exchange.refused is None:
                 raise
-            await exchange.refuse(error)
+            await exchange.refuse()
+            if error is not exchange.refused:  # told, and not hidden by the 413
+                raise
+        else:
+            if exchange.refused is not None and not exchange.started:
+                await exchange.refuse()
         finally:
             del _exchanges[r]
 
