@@ -90,6 +90,9 @@ class ArenaMiddleware:
     ``web.HTTPRequestEntityTooLarge``, a 413. aiohttp then drops what the client still sends for 10
     s, and closes. For WebSockets see ``messages()``.
 
+    aiohttp holds the last response of a connection until the next one on it is due. A view that is
+    its body pins that memory as long: ``write()`` the view to a ``StreamResponse`` instead.
+
     ``requests`` is the registry, by default ``arena.aiohttp.requests``; ``limit`` the most bytes
     that each request may hold, as an int or as "64 MiB". What ``on_discard`` callbacks raise goes
     to the exception handler of the event loop, which logs it. Raises TypeError and ValueError for
