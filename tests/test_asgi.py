@@ -40,6 +40,7 @@ def requests() -> Iterator[arena.Requests]:
         yield requests
         assert list(requests) == []
         assert requests.stats().bytes == 0
+        assert asgi._exchanges == {}
 
 
 def pieces_of(*pieces: bytes, disconnect: bool = False) -> Messages:
