@@ -603,6 +603,7 @@ def test_what_base_http_middleware_has_read_is_read_from_it(requests: arena.Requ
     assert TestClient(app).post("/", content=b"x" * 1000).text == "1000"
 
 
+@pytest.mark.ends
 def test_a_background_task_finds_the_request_ended(requests: arena.Requests) -> None:
     found: list[object] = []
 
