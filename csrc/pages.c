@@ -420,12 +420,35 @@ static size_t page_round(size_t size) {
     return (size + page - 1) & ~(page - 1);
 }
 
-static arena__chunk *map_chunk(size_t size) {
+/* Of a request that is larger than the largest class: in huge pages, where the system gives them to
+ * those who ask. The faults of 12 MB in small pages cost four times as much as their copy. Up to 2 MiB
+ * may be resident in vain. */
+static bool wants_huge(const arena_tick *tick, size_t size) {
+    return tick->group && size > ARENA__CHUNK_MAX;
+}
+
+static void ask_for_huge(void *start, size_t size) {
+#ifdef MADV_HUGEPAGE
+    (void)madvise(start, size, MADV_HUGEPAGE);
+#else
+    (void)start, (void)size;
+#endif
+}
+
+/* Huge pages are asked for before the first byte is touched: a page that is there already keeps the
+ * 2 MiB around it small. */
+static arena__chunk *map_pages(size_t size, bool huge) {
     arena__chunk *chunk = arena__system.map(size);
     /* What is cached in other classes may be what is missing. */
     if (!chunk && arena_trim(0)) chunk = arena__system.map(size);
-    if (chunk) chunk->size = size;
+    if (!chunk) return NULL;
+    if (huge) ask_for_huge(chunk, size);
+    chunk->size = size;
     return chunk;
+}
+
+static arena__chunk *map_chunk(size_t size) {
+    return map_pages(size, false);
 }
 
 /* An oversize chunk that ends where a page that faults begins. */
@@ -445,28 +468,14 @@ static arena__chunk *map_guarded(size_t size) {
     return chunk;
 }
 
-/* Of a request that is larger than the largest class: in huge pages, where the system gives them to
- * those who ask. The faults of 12 MB in small pages cost four times as much as their copy. Up to 2 MiB
- * may be resident in vain. */
 static size_t oversize_round(const arena_tick *tick, size_t size) {
-    size_t unit = tick->group && size > ARENA__CHUNK_MAX ? ARENA__HUGE : page;
+    size_t unit = wants_huge(tick, size) ? ARENA__HUGE : page;
     return (size + unit - 1) & ~(unit - 1);
-}
-
-static void ask_for_huge(const arena_tick *tick, void *start, size_t size) {
-#ifdef MADV_HUGEPAGE
-    if (tick->group && size > ARENA__CHUNK_MAX) (void)madvise(start, size, MADV_HUGEPAGE);
-#else
-    (void)tick, (void)start, (void)size;
-#endif
 }
 
 static arena__chunk *map_oversize(const arena_tick *tick, size_t size) {
     if (ARENA__LOAD(arena__debug_flags) & ARENA_DEBUG_GUARD) return map_guarded(size);
-    size = oversize_round(tick, size);
-    arena__chunk *chunk = map_chunk(size);
-    if (chunk) ask_for_huge(tick, chunk, size);
-    return chunk;
+    return map_pages(oversize_round(tick, size), wants_huge(tick, size));
 }
 
 /* A chunk with room for `need` bytes after its header, linked into the tick. NULL: no memory. */
@@ -557,7 +566,7 @@ arena__chunk *arena__chunk_resize(arena_tick *tick, arena__chunk *chunk, size_t 
         take_in(tick, size - old_size, ARENA__OVERSIZE);
     }
     arena__unlock();
-    if (moved) ask_for_huge(tick, moved, size);
+    if (moved && wants_huge(tick, size)) ask_for_huge(moved, size);
     arena__chunk *now = moved ? moved : chunk;
     if (arena__checked()) {
         arena__check_piece(tick, body_of(now), now->size - ARENA__HEAD);

@@ -281,9 +281,9 @@ def test_room_that_is_reserved_is_neither_counted_nor_resident(reqs: arena.Reque
 @pytest.mark.as_ever
 def test_no_more_than_a_huge_page_of_a_body_is_resident_in_vain(reqs: arena.Requests) -> None:
     for size in (3 << 20, 5 << 20, 9 << 20):
+        base = resident()
         buf = reqs.open("k").strbuf()
         buf._reserve(size)
-        base = resident()
         for _ in range(size >> 16):
             buf.append(b"x" * LARGE)
         assert size - LARGE <= resident() - base <= size + (2 << 20) + 2 * LARGE
