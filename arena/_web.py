@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["Body", "Messages", "key", "registry"]
 
 _numbers: Iterator[int] = itertools.count(1)
+_LARGE = 64 << 10  # bytes: what is larger has a mapping of its own
+_MOST = 1 << 30  # bytes of address space that are taken on the word of a client
 
 
 def key(method: str, path: str) -> str:
@@ -50,6 +52,9 @@ class Body:
         if self._cap is not None and announced is not None and announced > self._cap:
             self._refuse(BodyLimitError(self._cap, announced, announced=True))
         self.buf: StrBuf = r.strbuf()
+        if announced is not None and announced > _LARGE:
+            # One mapping from the start, of which nothing is resident before it is written.
+            self.buf._reserve(min(announced, _MOST))
 
     def append(self, piece: Buffer) -> None:
         """Take a piece, or refuse the whole body."""

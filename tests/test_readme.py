@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import copy
 import re
@@ -76,6 +77,23 @@ def limited_process(fn: Callable[..., object], *args: object) -> None:
         arena.set_limit(None)
 
 
+def open_twice(key: str) -> None:
+    with arena.Requests("bodies") as reqs:
+        reqs.open(key)
+        reqs.open(key)
+
+
+def read_body(body: bytes, more: bool = False, limit: int = 10) -> None:
+    """Read what a client sends, who then goes away if there is more."""
+    messages = [{"type": "http.request", "body": body, "more_body": more}]
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    with arena.Requests("bodies") as reqs:
+        asyncio.run(arena.asgi.read_body(receive, reqs.open("k"), limit))
+
+
 def second_trimmer() -> None:
     """Start one while another one runs."""
     with arena.Trimmer():
@@ -107,6 +125,8 @@ def test_each_row_of_the_error_table_is_what_happens(row: tuple[str, str, str]) 
             "in_cleanup": in_cleanup,
             "limited_process": limited_process,
             "second_trimmer": second_trimmer,
+            "open_twice": open_twice,
+            "read_body": read_body,
             "arena": arena,
             "copy": copy,
         }
