@@ -144,9 +144,8 @@ def _registered(name: str, kind: _Kind, unit: str, text: str, field: str) -> _Me
     def read(now: _Now) -> _Values:
         found: dict[str, list[float]] = {}
         for row in now.requests:
-            value = getattr(row, field)
-            if value is not None:  # a limit that is not set
-                found.setdefault(row.name, []).append(value)
+            if (figure := getattr(row, field)) is not None:  # a limit that is not set
+                found.setdefault(row.name, []).append(figure)
         merge = max if kind is _Kind.GAUGE else sum
         return [((registry,), merge(values)) for registry, values in found.items()]
 

@@ -821,6 +821,19 @@ def test_a_sweep_logs_all_and_ends_all_even_when_callbacks_fail(
     assert len(reqs) == 0
 
 
+def test_what_a_callback_ends_is_neither_counted_nor_logged_by_who_swept(
+    reqs: arena.Requests, caplog: pytest.LogCaptureFixture
+) -> None:
+    for sweep in (lambda: reqs.sweep(0), lambda: reqs.close_group("g")):
+        caplog.clear()
+        reqs.open("first", group="g").on_discard(reqs.discard, "second")
+        reqs.open("second", group="g")
+        assert sweep() == 1
+        assert not any("'second'" in record.getMessage() for record in caplog.records)
+        assert len(reqs) == 0
+    assert (reqs.stats().discarded, reqs.stats().swept) == (2, 2)
+
+
 # The registry's own end
 
 
@@ -864,6 +877,20 @@ def test_registries_lists_those_that_are_alive(reqs: arena.Requests) -> None:
     del other
     gc.collect()
     assert [r.name for r in requests.registries()].count("other") == 0
+
+
+def test_a_registry_that_is_going_is_listed_no_more_and_forgotten() -> None:
+    listed: list[list[arena.Requests]] = []
+    gc.collect()
+    before = len(requests._alive)
+    going = arena.Requests("going")
+    watch = weakref.ref(going, lambda _: listed.append(requests.registries()))
+    assert len(requests._alive) == before + 1
+    del going
+    gc.collect()
+    assert watch() is None
+    assert [r.name for r in listed[0]].count("going") == 0
+    assert len(requests._alive) == before
 
 
 def test_stats_are_a_record_that_does_not_change(reqs: arena.Requests) -> None:
