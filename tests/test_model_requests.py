@@ -42,7 +42,7 @@ THREADS = 3
 
 DOES = [
     "nothing", "nothing", "fail", "fail", "leave", "read", "write", "allocate", "resize", "view",
-    "itself", "another", "elsewhere", "same key", "other key", "group", "late", "sleep",
+    "itself", "another", "elsewhere", "same key", "other key", "group", "late",
 ]  # fmt: skip
 
 
@@ -373,8 +373,6 @@ class RequestMachine(RuleBasedStateMachine):
                 self.open_by(lambda: self.reqs.open(key), 0, key, None, None, ["read"])
         elif does == "group" and model.group is not None:
             self.close_group_of(model.group, 0)
-        elif does == "sleep":
-            CLOCK.now += 0.5
 
     def over(self, model: Model) -> None:
         """Its callbacks have run: the entry leaves, the memory goes, what views show stays."""
@@ -500,21 +498,27 @@ class RequestMachine(RuleBasedStateMachine):
                     ["discard", "own", "deliver", "fail", "async", "async fail", "async cancel"]
                 ),
                 threads,
-                st.booleans(),
+                st.sampled_from(["unseen", "seen", "seen for long"]),
             ),
             min_size=1,
             max_size=3,
         )
     )
-    def end_some(self, drawn: list[tuple[int, str, int, bool]]) -> None:
+    def end_some(self, drawn: list[tuple[int, str, int, str]]) -> None:
         """In any order, by any thread, with or without a view alive."""
-        for pick, how, thread, watched in drawn:
+        for pick, how, thread, seen in drawn:
             model = self.choose(pick)
-            if model is not None:
-                if watched and model.things:
-                    self.look_at(model.things[-1])
-                self.end(model, how, thread)
-                self.spin()
+            if model is None:
+                return
+            thing = model.things[-1] if model.things and seen != "unseen" else None
+            if thing is not None:
+                self.look_at(thing)
+            self.end(model, how, thread)
+            self.spin()
+            if thing is not None and seen == "seen":
+                self.the_counters_are_exact()
+                self.drop_views_of(thing, thread)
+                self.the_counters_are_exact()
 
     @precondition(lambda self: self.stale)
     @rule(key=keys, thread=threads)
@@ -538,6 +542,13 @@ class RequestMachine(RuleBasedStateMachine):
                 self.on(thread, call)
             assert caught.value.args == (key,)
 
+    firsts = st.sampled_from(["nothing", "another", "another", "group", "fail"])
+
+    def let_the_first(self, does: str, models: list[Model]) -> None:
+        """Let what ends first have a callback that may end what is to be ended next."""
+        if models and models[0].sees:
+            self.on_discard(models[0], does, 0)
+
     def close_group_of(self, group: Hashable, thread: int) -> None:
         models = [
             each for each in self.open.values() if each.group == group and each.state == "open"
@@ -548,10 +559,12 @@ class RequestMachine(RuleBasedStateMachine):
             assert count == len(self.ended)
 
     @precondition(lambda self: any(each.group is not None for each in self.open.values()))
-    @rule(pick=picks, thread=threads)
-    def close_group(self, pick: int, thread: int) -> None:
+    @rule(pick=picks, thread=threads, first=firsts)
+    def close_group(self, pick: int, thread: int, first: str) -> None:
         groups = [each.group for each in self.open.values() if each.group is not None]
-        self.close_group_of(groups[pick % len(groups)], thread)
+        group = groups[pick % len(groups)]
+        self.let_the_first(first, [each for each in self.open.values() if each.group == group])
+        self.close_group_of(group, thread)
         self.close_group_of("of nobody", thread)
         self.spin()
 
@@ -616,11 +629,11 @@ class RequestMachine(RuleBasedStateMachine):
         by=st.sampled_from([0, 0.25, 1, 30]),
         older=st.sampled_from([0, 0.25, 1.0, 2.5, 60]),
         thread=threads,
+        first=firsts,
     )
-    def sweep(self, by: float, older: float, thread: int) -> None:
+    def sweep(self, by: float, older: float, thread: int, first: str) -> None:
         CLOCK.now += by
-        if any(does == "sleep" for each in self.open.values() for does, _ in each.callbacks):
-            return  # who is old would depend on who went first
+        self.let_the_first(first, list(self.open.values()))
         models = [
             each
             for each in self.open.values()
@@ -827,12 +840,15 @@ class RequestMachine(RuleBasedStateMachine):
     def drop_views(self, which: int, thread: int, all_: bool) -> None:
         """Before the discard or after it."""
         thing = self.viewed[which % len(self.viewed)]
+        if all_ or len(thing.views) == 1:
+            self.drop_views_of(thing, thread)
+        else:
+            self.on(thread, thing.views.pop().release)
+
+    def drop_views_of(self, thing: Thing, thread: int) -> None:
         while thing.views:
             self.on(thread, thing.views.pop().release)
-            if not all_:
-                break
-        if not thing.views:
-            self.viewed.remove(thing)
+        self.viewed.remove(thing)
 
     @precondition(lambda self: self.around or self.choose(0))
     @rule(limit=st.sampled_from([None, 0, 1000]))
