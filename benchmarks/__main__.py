@@ -33,20 +33,25 @@ def _count(text: str) -> int:
 _count.__name__ = "number of ticks"  # argparse puts it into its message
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def _parse(names: list[str]) -> argparse.Namespace:
     parser = _Parser(prog="python -m benchmarks", allow_abbrev=False)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names))
     parser.add_argument("--quick", action="store_true", help="short runs: to see that they work")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     parser.add_argument("--ticks", type=_count, metavar="N", help="length of a steady run")
+    parser.add_argument("--only", type=_names, default=(), metavar="A,B", help="variants of churn")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw what churn saw over time")
     options = parser.parse_args()
     for name in options.names:
         if name not in names:
             parser.error(f"no benchmark is called {name!r}; there are {', '.join(names)}")
-    if options.json is not None:
-        folder = options.json.parent
-        if options.json.is_dir() or not os.access(folder, os.W_OK):
-            parser.error(f"--json: cannot write {options.json}")
+    for flag, path in (("--json", options.json), ("--plot", options.plot)):
+        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+            parser.error(f"{flag}: cannot write {path}")
     return options
 
 
@@ -76,10 +81,11 @@ def main() -> int:
     width = None if sys.stdout.isatty() else 110
     report = Report(Console(width=width))
     report.say(" | ".join(f"{key} {value}" for key, value in report.machine.items()))
+    asked = Options(options.quick, options.ticks, options.only, options.plot)
     try:
         for name in options.names:
             report.begin(name, modules[name].__doc__ or "")
-            modules[name].run(Options(options.quick, options.ticks), report)
+            modules[name].run(asked, report)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except benchmarks.UnavailableError as error:

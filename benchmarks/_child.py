@@ -59,6 +59,10 @@ class Child:
         """Return its resident memory in bytes, as the system has it."""
         return int(self._outside.memory_info().rss)
 
+    def cpu(self) -> float:
+        """Return the time that it has had on the processor so far, in seconds."""
+        return float(sum(self._outside.cpu_times()[:2]))
+
     def peak(self) -> int:
         """Return the most that was resident, ever or since forget_peak(), in bytes."""
         return status(self._process.pid).peak

@@ -28,6 +28,8 @@ class Options:
 
     quick: bool = False
     ticks: int | None = None
+    only: tuple[str, ...] = ()
+    plot: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -255,20 +255,23 @@ async def pieces(body: bytes | StrBuf) -> AsyncIterator[memoryview]:
             yield view[start : start + PIECE]
 
 
-def at_rest() -> dict[str, Any]:
-    """Return what the memory of this process is made of."""
+def at_rest() -> dict[str, int]:
+    """Return what the memory of this process is made of, in bytes; what is not known is left out.
+
+    It runs in the thread that listens to the standard input.
+    """
     seen = arena.memory(heap=True, objects=True)
-    heap, objects = seen.heap, seen.objects
-    return {
+    heap, objects, own = seen.heap, seen.objects, seen.arena
+    found = {
         "resident": seen.resident,
-        "file": seen.file or 0,
-        "heap used": (heap.used or 0) if heap else 0,
-        "heap free": (heap.free or 0) if heap else 0,
-        "objects": objects.arena_bytes if objects else 0,
-        "objects used": objects.used if objects else 0,
-        "captured": dataclasses.asdict(arena.object_stats()),
-        "text": str(seen),
+        "files": seen.file,
+        "heap used": heap.used if heap else None,
+        "heap free": heap.free if heap else None,
+        "objects": objects.arena_bytes if objects else None,
+        "arena": own.scratch + own.persisted + own.pinned + own.cached,
+        "captured": arena.object_stats().cached,
     }
+    return {name: size for name, size in found.items() if size is not None}
 
 
 def main() -> None:
