@@ -155,11 +155,11 @@ class Server:
             await self._store.read(parked, request)
             asked = self._parse(parked, protocol)
         except Gone:
-            raise web.HTTPGone(text="the rollout has ended\n") from None
+            return web.Response(status=410, text="the rollout has ended\n")
         except arena.LimitError:
             raise web.HTTPRequestEntityTooLarge(MOST) from None
         except ValueError as error:  # of the parser, too
-            raise web.HTTPBadRequest(text=f"{error}\n") from None
+            return web.Response(status=400, text=f"{error}\n")
         tasks = self._rollouts[parked.group]
         waiter = parked.waiter = Streamed() if asked.stream else Plain()
         task = asyncio.create_task(self._deliver(parked, protocol, asked, request.headers))
@@ -171,7 +171,9 @@ class Server:
             answer = await waiter.answer()
             return web.Response(body=answer, content_type="application/json")
         except Gone:
-            raise web.HTTPBadGateway(text="the model gave no whole answer\n") from None
+            # Not raised: a response that is an exception has a traceback, whose frames have this
+            # response; such a cycle keeps the request, and its body, until the next collection.
+            return web.Response(status=502, text="the model gave no whole answer\n")
         except BaseException:  # nobody is there any more to deliver to
             task.cancel()
             raise

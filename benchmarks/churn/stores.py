@@ -157,6 +157,7 @@ class Keep(Store):
         for parked in [one for one in self._open.values() if one.group == group]:
             self.discard(parked)
             self._open.pop(parked.key, None)
+            parked.body = b""
 
     def figures(self) -> dict[str, int]:
         return {
