@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks import UnavailableError
@@ -12,6 +14,7 @@ from benchmarks._child import Child
 from benchmarks.churn.variants import Variant
 
 EACH = 0.1  # seconds between two looks at resident memory
+SETTLED = 2.0  # seconds, before the base is read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +105,24 @@ class Sampler:
         return resident
 
 
-def measure(variant: Variant, load: Load) -> Seen:
-    """Run a variant once."""
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """The three processes."""
+
+    server: Child
+    agent: Child
+
+    def wave(self, name: str, load: Load) -> dict[str, int]:
+        """Let the agents do their work once; return what they say."""
+        done: dict[str, int] = self.agent.ask(
+            f"wave {name} {load.rollouts} {load.turns} {load.screenshot}"
+        )
+        return done
+
+
+@contextlib.contextmanager
+def running(variant: Variant) -> Iterator[Site]:
+    """Start them, and let a few small requests pass."""
     with Child("churn.model") as model:
         arguments = (variant.arguments[0], str(model.ask("port")), *variant.arguments[1:])
         with (
@@ -111,29 +130,35 @@ def measure(variant: Variant, load: Load) -> Seen:
             Child("churn.agent", str(server.ask("port"))) as agent,
         ):
             agent.ask("warm")
-            time.sleep(min(load.rest, 2.0))
-            seen = Seen(server.resident() / 1e6)
-            server.ask("gap")
-            with Sampler(server) as sampler:
-                for number in range(load.waves):
-                    wave(number, load, server, agent, sampler, seen)
-            seen.series = sampler.series
-            seen.at_rest = server.ask("rest")
-            server.ask("collect")
-            seen.collected = server.resident() / 1e6
-            figures = server.ask("figures")
-            seen.hung = figures["hung"]
-            if figures["open"] or figures["bytes"] or figures["handlers"] or figures["tasks"]:
-                raise UnavailableError(f"{variant.name}: something is still open: {figures}")
+            yield Site(server, agent)
+
+
+def measure(variant: Variant, load: Load) -> Seen:
+    """Run a variant once."""
+    with running(variant) as site:
+        time.sleep(min(load.rest, SETTLED))
+        server = site.server
+        seen = Seen(server.resident() / 1e6)
+        server.ask("gap")
+        with Sampler(server) as sampler:
+            for number in range(load.waves):
+                wave(f"wave{number}", load, site, sampler, seen)
+        seen.series = sampler.series
+        seen.at_rest = server.ask("rest")
+        server.ask("collect")
+        seen.collected = server.resident() / 1e6
+        figures = server.ask("figures")
+        seen.hung = figures["hung"]
+        if any(figures[what] for what in ("open", "bytes", "pinned", "handlers", "tasks")):
+            raise UnavailableError(f"{variant.name}: something is still there: {figures}")
     return seen
 
 
-def wave(
-    number: int, load: Load, server: Child, agent: Child, sampler: Sampler, seen: Seen
-) -> None:
+def wave(name: str, load: Load, site: Site, sampler: Sampler, seen: Seen) -> None:
     """Run one wave, and let the server rest."""
-    before, cpu, start = len(sampler.series), server.cpu(), time.monotonic()
-    done = agent.ask(f"wave wave{number} {load.rollouts} {load.turns} {load.screenshot}")
+    server, before, start = site.server, len(sampler.series), time.monotonic()
+    cpu = server.cpu()
+    done = site.wave(name, load)
     seconds = time.monotonic() - start
     seen.requests += done["requests"]
     seen.megabytes += done["bytes"] / 1e6
@@ -142,3 +167,21 @@ def wave(
     resting = sampler.look()
     peak = max(resident for _, resident in sampler.series[before:])
     seen.waves.append(Wave(peak, resting, server.cpu() - cpu, server.ask("gap"), seconds))
+
+
+def race(variants: Sequence[Variant], load: Load, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds that each server has on the processor for a wave, round by round.
+
+    They take turns, so that a bad minute of the machine is everybody's. The first wave of each,
+    in which its heap grows, does not count.
+    """
+    taken: dict[str, list[float]] = {variant.name: [] for variant in variants}
+    with contextlib.ExitStack() as stack:
+        sites = {one.name: stack.enter_context(running(one)) for one in variants}
+        for number in range(rounds + 1):
+            for name, site in sites.items():
+                before = site.server.cpu()
+                site.wave(f"race{number}", load)
+                if number:
+                    taken[name].append(site.server.cpu() - before)
+    return taken

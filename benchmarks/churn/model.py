@@ -2,7 +2,8 @@
 
 The answer says how many bytes came in, and their CRC: who asked can tell that they arrived as they
 were sent. It is a line of JSON for each piece of text, and one with the usage at the end. With the
-header ``X-Fail`` it fails: ``before`` the first byte, in the ``middle`` of the answer, ``after`` it.
+header ``X-Fail`` it fails: ``before`` the first byte, in the ``middle`` of the answer, ``after``
+it.
 ``X-Delay``: how long it thinks, in seconds.
 """
 
@@ -37,7 +38,9 @@ async def generate(request: web.Request) -> web.StreamResponse:
         text = f"{size} bytes, crc {crc}: " if number == 0 else WORDS
         await response.write(orjson.dumps({"text": text}) + b"\n")
         await asyncio.sleep(0.002)
-    await response.write(orjson.dumps({"usage": {"input": size // 4, "output": 20 * PIECES}}) + b"\n")
+    await response.write(
+        orjson.dumps({"usage": {"input": size // 4, "output": 20 * PIECES}}) + b"\n"
+    )
     if fail == "after":
         await asyncio.sleep(0.02)  # so that the usage is there before the end that is not clean
         return drop(request, response)

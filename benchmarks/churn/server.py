@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import gc
 import itertools
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ from aiohttp import web
 import arena
 from arena._native import StrBuf
 from benchmarks.churn import _loop
-from benchmarks.churn.protocols import PROTOCOLS, Asked, Protocol, WrongRequestError
+from benchmarks.churn.protocols import PROTOCOLS, Asked, Protocol
 from benchmarks.churn.stores import MOST, STORES, Gone, Parked, Plain, Store, Streamed
 
 PIECE = 256 << 10  # bytes of a body that are sent at a time
@@ -62,10 +62,8 @@ class Server:
         app.router.add_delete("/rollouts/{rollout}", self._end)
         app.router.add_get("/figures", self._tell)
         for protocol in PROTOCOLS.values():
-            app.router.add_post(
-                f"/rollouts/{{rollout}}{protocol.path}",
-                lambda request, protocol=protocol: self._handle(request, protocol),
-            )
+            handler = functools.partial(self._handle, protocol)
+            app.router.add_post(f"/rollouts/{{rollout}}{protocol.path}", handler)
         app.cleanup_ctx.append(self._running)
         return app
 
@@ -134,7 +132,7 @@ class Server:
     def _look(self, keys: tuple[int, ...]) -> None:
         self._hung.update(key for key in keys if key in self._handlers)
 
-    async def _handle(self, request: web.Request, protocol: Protocol) -> web.StreamResponse:
+    async def _handle(self, protocol: Protocol, request: web.Request) -> web.StreamResponse:
         rollout = request.match_info["rollout"]
         if rollout not in self._rollouts:
             raise web.HTTPNotFound(text=f"there is no rollout {rollout!r}: POST it first\n")
@@ -287,7 +285,9 @@ def main() -> None:
         "collect": gc.collect,
     }
     if "tune" in more:
-        arena.tune()
+        arena.tune(
+            mmap_threshold="4 MiB"
+        )  # what is larger goes back, and all above 8 MiB at the end
     with arena.Trimmer(every=10.0) if "trim" in more else contextlib.nullcontext():
         _loop.run(server.application(), commands)
 

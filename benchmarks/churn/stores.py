@@ -111,7 +111,8 @@ class Store(ABC):
 
     def parse(self, parked: Parked) -> Any:
         """Return the parsed body."""
-        return orjson.loads(parked.body)
+        with memoryview(parked.body) as view:  # orjson takes no other buffers
+            return orjson.loads(view)
 
     @abstractmethod
     def delivering(self, parked: Parked) -> contextlib.AbstractContextManager[object]:
@@ -205,10 +206,6 @@ class Arena(Store):
         body = parked.body = self._requests.get(parked.key).strbuf()
         while piece := await request.content.readany():
             body.append(piece)
-
-    def parse(self, parked: Parked) -> Any:
-        with memoryview(parked.body) as view:
-            return orjson.loads(view)
 
     def delivering(self, parked: Parked) -> contextlib.AbstractContextManager[object]:
         return self._requests.delivering(parked.key)
