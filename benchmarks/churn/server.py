@@ -48,7 +48,7 @@ class Server:
         self._objects = objects
         self._keys = itertools.count(1)
         self._rollouts: dict[str, set[asyncio.Task[None]]] = {}
-        self._handlers: dict[int, asyncio.Task[Any] | None] = {}
+        self._handlers: set[int] = set()
         self._session: aiohttp.ClientSession | None = None
         self._hung: set[int] = set()
         self._unblocked: Counter[int] = Counter()
@@ -137,13 +137,13 @@ class Server:
         if rollout not in self._rollouts:
             raise web.HTTPNotFound(text=f"there is no rollout {rollout!r}: POST it first\n")
         parked = Parked(next(self._keys), rollout, request.content)
-        self._handlers[parked.key] = asyncio.current_task()
+        self._handlers.add(parked.key)
         self._store.open(parked)
         try:
             return await self._answer(request, parked, protocol)
         finally:
             self._store.discard(parked)
-            del self._handlers[parked.key]
+            self._handlers.discard(parked.key)
             self._unblocked[parked.unblocked] += 1
 
     async def _answer(
@@ -151,6 +151,8 @@ class Server:
     ) -> web.StreamResponse:
         try:
             await self._store.read(parked, request)
+            if parked.unblocked:
+                raise Gone
             asked = self._parse(parked, protocol)
         except Gone:
             return web.Response(status=410, text="the rollout has ended\n")

@@ -204,8 +204,11 @@ class Arena(Store):
 
     async def read(self, parked: Parked, request: web.Request) -> None:
         body = parked.body = self._requests.get(parked.key).strbuf()
-        while piece := await request.content.readany():
-            body.append(piece)
+        try:
+            while piece := await request.content.readany():
+                body.append(piece)
+        except arena.StaleError:
+            raise Gone from None
 
     def delivering(self, parked: Parked) -> contextlib.AbstractContextManager[object]:
         return self._requests.delivering(parked.key)
