@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +24,6 @@ async def start(app: web.Application) -> tuple[web.AppRunner, int]:
 
 def run(app: web.Application, commands: dict[str, Callable[..., Any]]) -> None:
     """Serve until the standard input ends. The commands run in a thread; ``port`` is one."""
-    # What a client that has gone away, or a model that fails, leaves in the log is no news here.
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
 
     async def main() -> None:
         runner, port = await start(app)

@@ -77,6 +77,7 @@ class Rollout:
         self._protocol = protocol
         self._body = Body(protocol)
         self.seen: Counter[str] = Counter()
+        self._last = "nothing"
 
     async def run(self, turns: int, size: int, failing: bool) -> Counter[str]:
         """Ask ``turns`` times; return what was seen."""
@@ -90,7 +91,7 @@ class Rollout:
                 self.seen[f"failed: {failure}"] += await self.ask(stream, failure) is None
             text = await self.ask(stream)
             if text is None:
-                raise RuntimeError(f"turn {turn} of {self._url} got no whole answer")
+                raise RuntimeError(f"turn {turn} of {self._url} got {self._last}")
             self._body.add(self._protocol.assistant(text))
         if failing:  # cancelled with a request in flight
             last = asyncio.create_task(self.ask(True, "cancel"))
@@ -126,8 +127,10 @@ class Rollout:
                 timeout=aiohttp.ClientTimeout(total=patience),
             ) as response:
                 answer = await response.read()
-        except (aiohttp.ClientError, TimeoutError):
+        except (aiohttp.ClientError, TimeoutError) as error:
+            self._last = f"a {type(error).__name__}: {error}"
             return None
+        self._last = f"a {response.status}: {answer[-200:]!r}"
         if response.status != 200:
             return None
         if stream:

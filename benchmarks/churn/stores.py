@@ -204,6 +204,7 @@ class Arena(Store):
 
     async def read(self, parked: Parked, request: web.Request) -> None:
         body = parked.body = self._requests.get(parked.key).strbuf()
+        body._reserve(min(request.content_length or 0, MOST))
         try:
             while piece := await request.content.readany():
                 body.append(piece)
