@@ -90,7 +90,7 @@ def tell(load: Load, seen: dict[str, Seen], report: Report) -> None:
             f"{one.base:.0f}",
             f"{one.peak:.0f}",
             f"{one.peak / keep.peak:.2f}" if keep else "",
-            f"{one.resting:.0f}",
+            " ".join(f"{wave.resting:.0f}" for wave in one.waves),
             f"{one.cpu:.1f}",
             f"{one.gap:.0f}",
             f"{one.hung}",
@@ -129,6 +129,15 @@ def tell(load: Load, seen: dict[str, Seen], report: Report) -> None:
             f"{one.collected:.0f}",
         )
     report.console.print(table)
+    for name, one in seen.items():
+        if one.trimmer is not None:
+            did = one.trimmer
+            report.say(
+                f"the Trimmer of {name}: {did['trims']} trims, which returned "
+                f"{did['returned'] / 1e6:.0f} MB; {did['refault_share']:.0%} of the last came "
+                f"back, so {did['backed_off']} times as long from one to the next; the heap was "
+                f"not walked: {did['skips'] or 'never'}"
+            )
 
 
 def ratio(taken: dict[str, list[float]], name: str, against: str) -> float | None:

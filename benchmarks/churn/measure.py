@@ -51,7 +51,9 @@ class Seen:
     requests: int = 0
     megabytes: float = 0.0
     failed: int = 0
-    at_rest: dict[str, Any] = dataclasses.field(default_factory=dict)
+    at_rest: dict[str, int] = dataclasses.field(default_factory=dict)
+    trimmer: dict[str, Any] | None = None
+    """What a Trimmer did, if there was one."""
     collected: float = 0.0
     """Resident memory after a gc.collect() when all was over."""
 
@@ -145,6 +147,7 @@ def measure(variant: Variant, load: Load) -> Seen:
                 wave(f"wave{number}", load, site, sampler, seen)
         seen.series = sampler.series
         seen.at_rest = server.ask("rest")
+        seen.trimmer = server.ask("trimmer")
         server.ask("collect")
         seen.collected = server.resident() / 1e6
         figures = server.ask("figures")

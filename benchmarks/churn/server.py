@@ -26,6 +26,7 @@ from aiohttp import web
 
 import arena
 from arena._native import StrBuf
+from arena.trimmer import active
 from benchmarks.churn import _loop
 from benchmarks.churn.protocols import PROTOCOLS, Asked, Protocol
 from benchmarks.churn.stores import MOST, STORES, Gone, Parked, Plain, Store, Streamed
@@ -276,6 +277,12 @@ def at_rest() -> dict[str, int]:
     return {name: size for name, size in found.items() if size is not None}
 
 
+def trimmer() -> dict[str, Any] | None:
+    """Return what the Trimmer has done, if there is one."""
+    running = active()
+    return None if running is None else dataclasses.asdict(running.stats())
+
+
 def main() -> None:
     """Serve as the command line says."""
     name, port, *more = sys.argv[1:]
@@ -285,6 +292,7 @@ def main() -> None:
         "gap": server.forget_gap,
         "rest": at_rest,
         "collect": gc.collect,
+        "trimmer": trimmer,
     }
     if "tune" in more:
         arena.tune(
