@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import benchmarks
+from benchmarks.churn.variants import VARIANTS
 
 
 class _Parser(argparse.ArgumentParser):
@@ -49,6 +50,9 @@ def _parse(names: list[str]) -> argparse.Namespace:
     for name in options.names:
         if name not in names:
             parser.error(f"no benchmark is called {name!r}; there are {', '.join(names)}")
+    for name in options.only:
+        if name not in VARIANTS:
+            parser.error(f"--only: churn has no variant {name!r}; there are {', '.join(VARIANTS)}")
     for flag, path in (("--json", options.json), ("--plot", options.plot)):
         if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
             parser.error(f"{flag}: cannot write {path}")

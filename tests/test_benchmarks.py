@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -219,6 +220,43 @@ def test_bodies_are_measured_as_they_come_in_beside_what_the_frameworks_do(tmp_p
     assert seen["refused: peak over the base", "body += piece, aiohttp"] > 30
 
 
+def test_the_churn_of_bodies_is_measured_from_outside(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    drawn = tmp_path / "churn.png"
+    more = ("--only", "keep,arena", "--plot", str(drawn))
+    seen = by_contender(figures(tmp_path / "rows.json", "churn", "--quick", *more))
+    for contender in ("keep", "arena"):
+        base, peak = seen["base", contender], seen["peak", contender]
+        assert 10 < base < seen["resting", contender] <= peak < 1000
+        assert seen["cpu", contender] > 0
+        assert seen["loop gap", contender] > 0
+        assert seen["hung", contender] == 0
+        assert seen["at rest: heap used", contender] > 1
+    # 36 bodies of 1 MB on average, and eight that failed, against four at a time.
+    assert seen["peak", "keep"] - seen["base", "keep"] > 45
+    assert seen["peak", "arena"] - seen["base", "arena"] < 40
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_variant_whose_library_is_missing_is_left_out_with_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    from rich.console import Console
+
+    from benchmarks._report import Options, Report
+    from benchmarks.churn import variants
+    from benchmarks.churn.compare import chosen
+
+    monkeypatch.setattr(variants.ctypes.util, "find_library", lambda name: None)
+    said = io.StringIO()
+    found = chosen(Options(), Report(Console(file=said, width=200)))
+    names = [one.name for one in found]
+    assert {"keep", "arena", "keep/2 heaps"} < set(names)
+    assert not any("malloc" in name for name in names)
+    assert "keep/jemalloc: left out, libjemalloc is not installed" in said.getvalue()
+
+
 def test_a_child_that_ends_too_early_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT)
     from benchmarks import UnavailableError
@@ -272,6 +310,8 @@ def test_without_a_name_the_benchmarks_are_listed_with_a_sentence_each() -> None
         (["steady", "--ticks", "0"], "--ticks"),
         (["steady", "--ticks", "many"], "--ticks"),
         (["tick", "--json", "no/such/folder/rows.json"], "no/such/folder/rows.json"),
+        (["churn", "--plot", "no/such/folder/drawn.png"], "no/such/folder/drawn.png"),
+        (["churn", "--only", "keep,nonsense"], "nonsense"),
     ],
 )
 def test_a_wrong_argument_is_one_line_and_exit_code_2(args: list[str], named: str) -> None:

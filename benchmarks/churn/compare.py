@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
 import statistics
 from importlib.metadata import version
@@ -22,11 +23,6 @@ USED = ("aiohttp", "orjson")
 def chosen(options: Options, report: Report) -> list[Variant]:
     """Return the variants to run; say which cannot."""
     names = options.only or (SHORT if options.quick else tuple(VARIANTS))
-    unknown = [name for name in names if name not in VARIANTS]
-    if unknown:
-        raise UnavailableError(
-            f"churn has no variant {unknown[0]!r}; there are {'; '.join(VARIANTS)}"
-        )
     found = []
     for name in names:
         why = VARIANTS[name].missing
@@ -41,16 +37,17 @@ def compare(options: Options, report: Report) -> None:
     """Run the variants one after the other, and report how they compare."""
     try:
         versions = {name: version(name) for name in USED}
+        if options.plot is not None:  # now, and not when all has run
+            importlib.import_module("matplotlib.figure")
     except ModuleNotFoundError as error:  # and so is PackageNotFoundError
         raise UnavailableError(f"{error.name} is missing: pip install -e '.[test]'") from None
     load = Load(turns=9, waves=1, rest=1.5) if options.quick else Load()
-    report.machine |= {
-        "libc": " ".join(platform.libc_ver()),
-        **versions,
-    }
+    report.machine |= {"libc": " ".join(platform.libc_ver()), **versions}
     report.say(" | ".join(f"{name} {report.machine[name]}" for name in ("libc", *USED)))
     seen: dict[str, Seen] = {}
     variants = chosen(options, report)
+    if not variants:
+        raise UnavailableError("none of these variants of churn can run here")
     for variant in variants:
         seen[variant.name] = measure(variant, load)
     tell(load, seen, report)

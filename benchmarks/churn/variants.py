@@ -6,7 +6,7 @@ import ctypes.util
 import dataclasses
 
 KEEP, DISCARD, TRIM, ARENA, OBJECTS = "keep", "discard", "discard+trim", "arena", "arena+objects"
-NAIVE = "discard, no unblock"
+NAIVE = "discard/no unblock"
 SHORT = (KEEP, DISCARD, TRIM, ARENA, OBJECTS)  # of a quick run
 
 
