@@ -137,7 +137,7 @@ class Server:
         rollout = request.match_info["rollout"]
         if rollout not in self._rollouts:
             raise web.HTTPNotFound(text=f"there is no rollout {rollout!r}: POST it first\n")
-        parked = Parked(next(self._keys), rollout, request.content)
+        parked = Parked(next(self._keys), rollout)
         self._handlers.add(parked.key)
         self._store.open(parked)
         try:
@@ -151,9 +151,7 @@ class Server:
         self, request: web.Request, parked: Parked, protocol: Protocol
     ) -> web.StreamResponse:
         try:
-            await self._store.read(parked, request)
-            if parked.unblocked:
-                raise Gone
+            await self._read(parked, request)
             asked = self._parse(parked, protocol)
         except Gone:
             return web.Response(status=410, text="the rollout has ended\n")
@@ -178,6 +176,17 @@ class Server:
         except BaseException:  # nobody is there any more to deliver to
             task.cancel()
             raise
+
+    async def _read(self, parked: Parked, request: web.Request) -> None:
+        try:
+            async with asyncio.timeout(None) as parked.reading:
+                await self._store.read(parked, request)
+        except (TimeoutError, arena.StaleError):
+            raise Gone from None
+        finally:
+            parked.reading = None
+        if parked.unblocked:
+            raise Gone
 
     def _parse(self, parked: Parked, protocol: Protocol) -> Asked:
         with arena.tick("parse", objects=True) if self._objects else contextlib.nullcontext():

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import orjson
-from aiohttp import StreamReader, web
+from aiohttp import web
 
 import arena
 from arena._native import StrBuf
@@ -84,9 +84,11 @@ class Parked:
 
     key: int
     group: str
-    content: StreamReader
+    reading: asyncio.Timeout | None = None
+    """Around its handler, while that reads the body."""
+    waiter: Plain | Streamed | None = None
+    """What its handler waits for after that."""
     body: bytes | StrBuf = b""
-    waiter: Plain | Streamed | None = None  # None: its handler still reads the body
     unblocked: int = 0
 
     def unblock(self) -> None:
@@ -94,8 +96,8 @@ class Parked:
         self.unblocked += 1
         if self.waiter is not None:
             self.waiter.unblock()
-        else:
-            self.content.set_exception(Gone())
+        elif self.reading is not None:
+            self.reading.reschedule(0)  # expired, whatever the time
 
 
 class Store(ABC):
@@ -205,11 +207,8 @@ class Arena(Store):
     async def read(self, parked: Parked, request: web.Request) -> None:
         body = parked.body = self._requests.get(parked.key).strbuf()
         body._reserve(min(request.content_length or 0, MOST))
-        try:
-            while piece := await request.content.readany():
-                body.append(piece)
-        except arena.StaleError:
-            raise Gone from None
+        while piece := await request.content.readany():
+            body.append(piece)
 
     def delivering(self, parked: Parked) -> contextlib.AbstractContextManager[object]:
         return self._requests.delivering(parked.key)
