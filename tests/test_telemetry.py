@@ -155,7 +155,10 @@ def of_registry(samples: Samples, name: str) -> dict[str, float]:
 def test_each_registry_of_requests_is_told_with_its_name(
     registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with arena.Requests("bodies", limit="1 MiB") as bodies, arena.Requests("others") as others:
+    with (
+        arena.Requests("told bodies", limit="1 MiB") as bodies,
+        arena.Requests("told others") as others,
+    ):
         monkeypatch.setattr(arena.requests, "_clock", lambda: 100.0)
         delivered, late = bodies.open(1), bodies.open(2)
         view = memoryview(delivered.strbuf(bytes(100_000)))
@@ -165,7 +168,7 @@ def test_each_registry_of_requests_is_told_with_its_name(
         others.open(1)
         bodies.discard(1)
         samples = scrape(registry)
-        figures = of_registry(samples, "bodies")
+        figures = of_registry(samples, "told bodies")
         assert figures.pop("_pinned_bytes") >= 100_000
         assert figures == {
             "_total": 3,
@@ -176,7 +179,7 @@ def test_each_registry_of_requests_is_told_with_its_name(
             "_swept_total": 0,
             "_limit_bytes": 1 << 20,
         }
-        assert of_registry(samples, "others") == {
+        assert of_registry(samples, "told others") == {
             "_total": 1,
             "_open": 1,
             "_scratch_bytes": 0,
@@ -187,7 +190,7 @@ def test_each_registry_of_requests_is_told_with_its_name(
         }
         bodies.sweep(older_than=60)
         view.release()
-        after = of_registry(scrape(registry), "bodies")
+        after = of_registry(scrape(registry), "told bodies")
         assert (after["_swept_total"], after["_open"], after["_pinned_bytes"]) == (1, 1, 0)
 
 
