@@ -901,6 +901,22 @@ def spike() -> None:
         FREE["Mem"](block)
 
 
+def test_a_block_that_glibc_would_always_map_goes_back_when_it_is_freed(host: Host) -> None:
+    objects.give_back()
+    for size, kept in ((31 * MIB, True), (33 * MIB, False)):
+        around = host.begin()  # while it is open nothing goes back for any other reason
+        with host.tick():
+            block = MALLOC["Mem"](size)
+            fill(block, size, 1)
+            FREE["Mem"](block)
+            assert (object_stats().cached >= 31 * MIB) == kept
+            block = MALLOC["Mem"](size)  # and may be had again
+            fill(block, size, 2)
+            FREE["Mem"](block)
+        host.end(around)
+        objects.give_back()
+
+
 def test_a_spike_is_forgotten_within_32_ticks_while_another_is_open(host: Host) -> None:
     around = host.begin()
     with host.tick():
