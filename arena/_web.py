@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Body", "Messages", "key", "registry"]
 
 _numbers: Iterator[int] = itertools.count(1)
-_LARGE = 64 << 10  # bytes: what is larger has a mapping of its own
+_PROVEN = 1 << 20  # bytes of a body that have come, before its Content-Length is believed
 _MOST = 1 << 30  # bytes of address space that are taken on the word of a client
 
 
@@ -39,7 +39,7 @@ def registry(requests: Requests | None, default: Requests, limit: int | str | No
 class Body:
     """A body on its way into a request: ``append()`` looks at the cap before it takes a piece."""
 
-    __slots__ = ("_cap", "_request", "buf")
+    __slots__ = ("_announced", "_cap", "_request", "buf")
 
     def __init__(self, r: Request, limit: int | str | None, announced: int | None) -> None:
         if not isinstance(r, Request):
@@ -52,15 +52,18 @@ class Body:
         if self._cap is not None and announced is not None and announced > self._cap:
             self._refuse(BodyLimitError(self._cap, announced, announced=True))
         self.buf: StrBuf = r.strbuf()
-        if announced is not None and announced > _LARGE:
-            # One mapping from the start, of which nothing is resident before it is written.
-            self.buf._reserve(min(announced, _MOST))
+        self._announced = announced
 
     def append(self, piece: Buffer) -> None:
         """Take a piece, or refuse the whole body."""
         size = len(self.buf) + memoryview(piece).nbytes
         if self._cap is not None and size > self._cap:
             self._refuse(BodyLimitError(self._cap, size))
+        if self._announced is not None and size > _PROVEN:
+            # All the rest in one mapping, so that it need not move again and again. Not before some
+            # of it has come: the first byte in a huge page is 2 MiB, and a header is only a word.
+            self.buf._reserve(min(max(self._announced - len(self.buf), 0), _MOST))
+            self._announced = None
         self.buf.append(piece)
 
     def _refuse(self, error: BodyLimitError) -> None:

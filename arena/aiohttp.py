@@ -14,6 +14,7 @@ Needs aiohttp: ``pip install 'tick-arena[aiohttp]'``.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
@@ -32,6 +33,9 @@ except ModuleNotFoundError as _why:
 __all__ = ["ArenaMiddleware", "Messages", "messages", "middleware", "read_body", "requests"]
 
 _Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+LOOK = 0.5
+"""Seconds from one look to the next whether the client of a request has gone."""
 
 requests = Requests("aiohttp")
 """The registry of ``middleware``, and of every ``ArenaMiddleware`` that was given none."""
@@ -52,16 +56,17 @@ async def read_body(
 
     Raises ``DisconnectError``, a ``ConnectionError``, when the client goes away before the end;
     ``LimitError`` for the limit of the registry; ``TickError`` when ``r`` has ended; RuntimeError
-    when the body was read before; TypeError and ValueError for wrong arguments. The event loop of
-    the request calls it; any thread may use what it returns.
+    when the body was read before, or a part of it; TypeError and ValueError for wrong arguments.
+    The event loop of the request calls it; any thread may use what it returns.
     """
     if not isinstance(request, web.BaseRequest):
         raise TypeError(f"request is one of aiohttp.web, not {type(request).__name__}")
     content = request.content
-    if request.body_exists and content.at_eof() and content.total_bytes:
+    # What the reader has handed out; at its end aiohttp does not say so in public, and no less.
+    if request.body_exists and (content._cursor or (content.at_eof() and content.total_bytes)):
         raise RuntimeError(
-            "the body was read before, as by request.read() or request.json(): leave it to "
-            "read_body()"
+            "the body was read before, or a part of it, as by request.read(), request.json() or "
+            "request.content: leave all of it to read_body()"
         )
     body = _web.Body(r, limit, request.content_length)
     try:
@@ -80,9 +85,9 @@ class ArenaMiddleware:
 
     ``arena.aiohttp.middleware`` is one. Handlers find the request in ``request["arena"]``. It ends
     with the task in which aiohttp handles the request and sends the response, and so it does on an
-    error, a cancellation and a disconnect; a ``StreamResponse`` has it to its end. (aiohttp tells a
-    handler that the client has gone only when it reads or writes, unless the server was started
-    with ``handler_cancellation=True``.) Handlers that work in a thread may use it there: it is no
+    error and a cancellation; a ``StreamResponse`` has it to its end. When the client goes it ends
+    within a second, though the handler may still work on it: what must be done all the same takes
+    a copy first. Handlers that work in a thread may use it there: it is no
     thread's. Put it first of the middlewares: one around it that runs the rest in another task, as
     a timeout may, would end it before the response is sent.
 
@@ -113,6 +118,7 @@ class ArenaMiddleware:
         task = asyncio.current_task()
         assert task is not None
         task.add_done_callback(lambda _: r.discard())
+        _watch(request, r)
         request._state["arena"] = r  # request["arena"] = r, of which aiohttp 3.14 warns
         try:
             return await handler(request)
@@ -122,6 +128,23 @@ class ArenaMiddleware:
             raise web.HTTPRequestEntityTooLarge(
                 max_size=error.limit, actual_size=error.size, text=f"{error}\n"
             ) from error
+        except DisconnectError:  # nobody is there to get an answer, and it is nobody's fault
+            return web.Response(status=499, reason="Client Closed Request")
+        except (ConnectionError, asyncio.CancelledError) as error:
+            # aiohttp keeps this until the next collection of all, and its frames have what the
+            # handler was sending: a view, which pins the body.
+            traceback.clear_frames(error.__traceback__)
+            raise
+
+
+def _watch(request: web.Request, r: Request) -> None:
+    """Look now and then whether the client has gone, which aiohttp tells to nobody who waits."""
+    if not r.open:
+        return
+    if request.transport is None:
+        r.discard()
+    else:
+        asyncio.get_running_loop().call_later(LOOK, _watch, request, r)
 
 
 middleware = ArenaMiddleware()

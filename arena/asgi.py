@@ -51,8 +51,10 @@ async def read_body(receive: _Receive, r: Request, limit: int | str | None = "32
 
     Raises ``DisconnectError``, a ``ConnectionError``, when the client goes away before the end;
     ``LimitError`` for the limit of the registry; ``TickError`` when ``r`` has ended; RuntimeError
-    when the body was read before, which only ``ArenaMiddleware`` can know; TypeError and ValueError
-    for wrong arguments. The event loop of the request calls it; any thread may use what it returns.
+    when the body was read before, or a part of it, which only ``ArenaMiddleware`` can know;
+    TypeError and ValueError for wrong arguments. The event loop of the request calls it; any thread
+    may use what it returns. The body is then read: ``request.body()`` of a framework would wait for
+    another one until the client goes.
     """
     exchange = _exchanges.get(r) if isinstance(r, Request) else None
     if exchange is None:
@@ -92,12 +94,14 @@ class _Exchange:
         "_scope",
         "_send",
         "_trailers",
+        "_watching",
         "announced",
         "arrived",
         "reading",
         "refused",
         "replaced",
         "started",
+        "taken",
         "touched",
     )
 
@@ -107,6 +111,7 @@ class _Exchange:
         self._receive = receive
         self._send = send
         self._trailers = False
+        self._watching: asyncio.Future[_Message] | None = None
         self.announced = _content_length(scope)
         self.touched = False
         """Something of the body was asked for: then the client sends it."""
@@ -114,6 +119,8 @@ class _Exchange:
         """All of the body was received, by whomever, or the client has gone."""
         self.reading = False
         """It is read_body() that receives."""
+        self.taken = False
+        """Somebody else has received some of the body."""
         self.started = False
         """The response has begun."""
         self.refused: BodyLimitError | None = None
@@ -122,16 +129,37 @@ class _Exchange:
         """The app answers that with a 500, which is not sent."""
 
     async def receive(self) -> _Message:
-        if self.arrived and self.reading:
+        if self.reading and (self.arrived or self.taken):
             raise RuntimeError(
-                "the body was read before, as by request.body() or a parameter of the endpoint "
-                "that takes it: leave it to read_body()"
+                "the body was read before, or a part of it, as by request.body(), request.stream() "
+                "or a parameter of the endpoint that takes it: leave all of it to read_body()"
             )
         self.touched = True
+        if self._watching is not None:  # a receiver that gives up does not end it
+            return await asyncio.shield(self._watching)
         message = await self._receive()
         if message["type"] != "http.request" or not message.get("more_body", False):
             self.arrived = True
+            if message["type"] == "http.request":
+                self._watch()
+        if not self.reading and message.get("body"):
+            self.taken = True
         return message
+
+    def _watch(self) -> None:
+        """Wait for the client to go, of which an app learns only while it receives."""
+        self._watching = asyncio.ensure_future(self._receive())
+        self._watching.add_done_callback(self._gone)
+
+    def _gone(self, watching: asyncio.Future[_Message]) -> None:
+        # Whoever waits for an answer to this request waits in vain. After the response it is over.
+        if not watching.cancelled() and watching.exception() is None:
+            self._request.discard()
+
+    def end(self) -> None:
+        """The app has returned."""
+        if self._watching is not None:
+            self._watching.cancel()
 
     async def send(self, message: _Message) -> None:
         if message["type"] == "http.response.start":
@@ -198,7 +226,8 @@ class ArenaMiddleware:
     The app finds it in ``scope["arena"]``, also in a copy of the scope: ``request.scope["arena"]``
     in Starlette and FastAPI. It ends when the last ``http.response.body`` has been sent, and at the
     latest when the app returns or raises: a streaming response has it to its end, and so it goes on
-    an error, a cancellation and a disconnect. What runs after the response, as a ``BackgroundTask``
+    an error and a cancellation. When the client goes it ends at once if its body had been received,
+    though the app may still work on it: what must be done all the same takes a copy first. What runs after the response, as a ``BackgroundTask``
     does, finds it ended, and gets ``StaleError``: take a copy (``persist()``) for it. Endpoints
     that run in a thread pool may use it as any other: it is no thread's.
 
@@ -241,6 +270,10 @@ class ArenaMiddleware:
         try:
             with self.requests.delivering(r.key):
                 await self.app({**scope, "arena": r}, exchange.receive, exchange.send)
+        except DisconnectError:
+            if exchange.started:
+                raise
+            # Else nobody is there to get an answer, and it is nobody's fault.
         except Exception as error:
             if isinstance(error, BodyLimitError):
                 exchange.refused = error
@@ -253,6 +286,7 @@ class ArenaMiddleware:
             if exchange.refused is not None and not exchange.started:
                 await exchange.refuse()
         finally:
+            exchange.end()
             del _exchanges[r]
 
     async def _websocket(self, scope: _Message, receive: _Receive, send: _Send) -> None:

@@ -87,16 +87,13 @@ static PyObject *registry_over(PyObject *self, PyObject *args) {
     Registry *registry = (Registry *)self;
     if (!PyArg_ParseTuple(args, "O!OOO!:_over", &PyDict_Type, &open, &key, &request, arena_py_Tick, &tick))
         return NULL;
-    if (PyDict_GetItemWithError(open, key) != request) {
-        if (PyErr_Occurred()) return NULL;
-        Py_RETURN_NONE;
-    }
-    if (PyDict_DelItem(open, key) < 0) return NULL;
     if (((Tick *)tick)->swept)
         registry->swept++;
     else
         registry->discarded++;
-    Py_RETURN_NONE;
+    /* Not there: the key has changed since it was put in, and is lost in the dict. */
+    if (PyDict_GetItemWithError(open, key) == request) (void)PyDict_DelItem(open, key);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 /* Nothing between the look at the state and the start of the end runs anybody's code: of several who
