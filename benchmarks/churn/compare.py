@@ -173,7 +173,7 @@ def judge(seen: dict[str, Seen], taken: dict[str, list[float]], report: Report) 
         report.say(f"target: {text}: {reached:.2f} {unit}, allowed {allowed:.2f}: {verdict}")
 
     keep, discard = seen.get(KEEP), seen.get(DISCARD)
-    for name in (ARENA, TUNED[1]):
+    for name in (ARENA, TUNED[1], f"{ARENA}/unparsed"):
         mine = seen.get(name)
         if mine is None:
             continue
@@ -195,21 +195,24 @@ def judge(seen: dict[str, Seen], taken: dict[str, list[float]], report: Report) 
 
 def plot(path: Path, seen: dict[str, Seen]) -> None:
     """Draw resident memory over time."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 6), layout="constrained")
     both = figure.subplots(2, 1, sharex=True)
-    for name, one in seen.items():
+    colors = colormaps["tab20"].resampled(20)
+    for number, (name, one) in enumerate(seen.items()):
         for axes in both:
             axes.plot(
                 *zip(*one.series, strict=True),
                 label=name,
+                color=colors(number),
                 linewidth=2 if name.startswith(ARENA) else 1,
             )
     low = [one.peak for name, one in seen.items() if not name.startswith(KEEP)]
     if low:  # the ones that keep nothing, once more by themselves
         both[1].set_ylim(0, max(low) * 1.1)
-    both[0].legend(fontsize="small", ncols=3)
+    figure.legend(*both[0].get_legend_handles_labels(), fontsize="small", loc="outside right")
     both[1].set_xlabel("seconds since the first wave")
     for axes in both:
         axes.set_ylabel("resident MB")

@@ -1,9 +1,10 @@
 """The interception server: it stands between agents that ask a model and the model.
 
-``python -m benchmarks.churn.server STORE MODEL_PORT [objects] [trim]``. A handler reads a request,
-parks it and waits; a task forwards the body to the model and hands the answer over, whole through
-a future or as the events of a stream through a queue with an end marker. A rollout is a group of
-requests: when it ends or is cancelled, its tasks are cancelled and what is still parked is closed.
+``python -m benchmarks.churn.server STORE MODEL_PORT [objects|unparsed] [trim] [tune]``. A handler
+reads a request, parks it and waits; a task forwards the body to the model and hands the answer
+over, whole through a future or as the events of a stream through a queue with an end marker. A
+rollout is a group of requests: when it ends or is cancelled, its tasks are cancelled and what is
+still parked is closed.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ class SynthesisError(Exception):
 class Server:
     """The application, and what it has seen."""
 
-    def __init__(self, store: Store, model: str, objects: bool = False) -> None:
+    def __init__(self, store: Store, model: str, *options: str) -> None:
         self._store = store
         self._model = model
-        self._objects = objects
+        self._objects = "objects" in options
+        self._glimpse = "unparsed" in options
         self._keys = itertools.count(1)
         self._rollouts: dict[str, set[asyncio.Task[None]]] = {}
         self._handlers: set[int] = set()
@@ -189,6 +191,9 @@ class Server:
             raise Gone
 
     def _parse(self, parked: Parked, protocol: Protocol) -> Asked:
+        if self._glimpse:
+            with memoryview(parked.body) as view:
+                return protocol.glimpsed(view)
         with arena.tick("parse", objects=True) if self._objects else contextlib.nullcontext():
             parsed = self._store.parse(parked)
             asked = protocol.asked(parsed)
@@ -295,7 +300,7 @@ def trimmer() -> dict[str, Any] | None:
 def main() -> None:
     """Serve as the command line says."""
     name, port, *more = sys.argv[1:]
-    server = Server(STORES[name](), f"http://127.0.0.1:{port}/generate", "objects" in more)
+    server = Server(STORES[name](), f"http://127.0.0.1:{port}/generate", *more)
     commands = {
         "figures": server.figures,
         "gap": server.forget_gap,

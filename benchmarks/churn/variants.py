@@ -45,6 +45,9 @@ def _all() -> list[Variant]:
         Variant("arena+tune", ("arena", "tune"), "the same, after arena.tune()"),
         Variant(OBJECTS, ("arena", "objects"), "arena.Requests, parsed in a tick(objects=True)"),
     ]
+    for store in (DISCARD, ARENA):  # what bodies alone leave
+        about = f"{store}, the body looked at and not parsed"
+        found.append(Variant(f"{store}/unparsed", (store, "unparsed"), about))
     for store in (KEEP, DISCARD):
         for library in ("jemalloc", "mimalloc"):
             about = f"{store}, on {library}"
