@@ -212,7 +212,7 @@ def plot(path: Path, seen: dict[str, Seen]) -> None:
     low = [one.peak for name, one in seen.items() if not name.startswith(KEEP)]
     if low:  # the ones that keep nothing, once more by themselves
         both[1].set_ylim(0, max(low) * 1.1)
-    figure.legend(*both[0].get_legend_handles_labels(), fontsize="small", loc="outside right")
+    figure.legend(handles=both[0].get_lines(), fontsize="small", loc="outside right upper")
     both[1].set_xlabel("seconds since the first wave")
     for axes in both:
         axes.set_ylabel("resident MB")
