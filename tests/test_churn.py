@@ -293,6 +293,29 @@ def test_a_body_that_is_no_request_is_refused_and_not_kept(site: Site) -> None:
     assert seen["unblocked"] == {"1": 6}
 
 
+@pytest.mark.parametrize("site", ["arena"], indirect=True)
+def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(site: Site) -> None:
+    async def work() -> int:
+        from benchmarks.churn.stores import MOST
+
+        async with aiohttp.ClientSession() as session:
+            client = Client(session, site, "it", "chat")
+            await client.begin()
+
+            async def never() -> AsyncIterator[bytes]:
+                yield b"{"
+                await asyncio.sleep(60)
+
+            path, size = client.rollout + "/v1/messages", {"Content-Length": str(MOST + 1)}
+            async with session.post(path, data=never(), headers=size) as response:
+                return int(response.status)
+
+    assert asyncio.run(asyncio.wait_for(work(), PATIENCE)) == 413
+    seen = site.settled()
+    assert seen["open"] == seen["bytes"] == seen["handlers"] == 0
+    assert seen["unblocked"] == {"1": 1}
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_agent_tells_a_stream_that_ends_early_from_a_whole_one(protocol: str) -> None:
     from benchmarks.churn.protocols import PROTOCOLS, events

@@ -18,6 +18,7 @@ from aiohttp import web
 
 import arena
 from arena._native import StrBuf
+from arena.aiohttp import read_body
 
 MOST = 64 << 20  # bytes of one body
 
@@ -205,10 +206,7 @@ class Arena(Store):
         self._requests.open(parked.key, parked.group, MOST).on_discard(parked.unblock)
 
     async def read(self, parked: Parked, request: web.Request) -> None:
-        body = parked.body = self._requests.get(parked.key).strbuf()
-        body._reserve(min(request.content_length or 0, MOST))
-        while piece := await request.content.readany():
-            body.append(piece)
+        parked.body = await read_body(request, self._requests.get(parked.key), MOST)
 
     def delivering(self, parked: Parked) -> contextlib.AbstractContextManager[object]:
         return self._requests.delivering(parked.key)
