@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from arena import _native
 from arena._native import StrBuf
-from arena.errors import BodyLimitError, TickError
+from arena.errors import BodyLimitError, LimitError, TickError
 from arena.requests import Request, Requests
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Body", "Messages", "key", "registry"]
 
+_log = logging.getLogger("arena")
 _numbers: Iterator[int] = itertools.count(1)
 _PROVEN = 1 << 20  # bytes of a body that have come, before its Content-Length is believed
 _MOST = 1 << 30  # bytes of address space that are taken on the word of a client
@@ -64,11 +66,16 @@ class Body:
             # of it has come: the first byte in a huge page is 2 MiB, and a header is only a word.
             self.buf._reserve(min(max(self._announced - len(self.buf), 0), _MOST))
             self._announced = None
-        self.buf.append(piece)
+        try:
+            self.buf.append(piece)
+        except LimitError as error:  # the registry's, or the process's
+            self._refuse(error)
 
-    def _refuse(self, error: BodyLimitError) -> None:
+    def _refuse(self, error: LimitError) -> NoReturn:
         # What has come must not stay until somebody handles the error.
         self._request._registry._end(self._request, error)
+        for note in getattr(error, "__notes__", ()):  # a middleware makes an answer of the error
+            _log.error("while the body of %s was refused: %s", self._request.key, note)
         raise error
 
 

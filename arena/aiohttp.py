@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from arena import _web
 from arena._native import StrBuf
-from arena.errors import BodyLimitError, DisconnectError
+from arena.errors import BodyLimitError, DisconnectError, LimitError
 from arena.requests import Request, Requests
 
 try:
@@ -52,10 +52,11 @@ async def read_body(
     ``limit`` is the most bytes that the body may have, decompressed, as an int or as "32 MiB";
     None leaves it to the limit of ``r``, which holds in any case. A piece that would pass it raises
     ``BodyLimitError``, and so does a Content-Length over it, before anything is read; ``r`` is then
-    discarded, so nothing of the body stays. Under ``middleware`` that becomes a 413.
+    discarded, so nothing of the body stays. Under ``middleware`` that becomes a 413. So it is with
+    a ``LimitError`` for the limit of the registry or the process, which becomes a 503.
 
     Raises ``DisconnectError``, a ``ConnectionError``, when the client goes away before the end;
-    ``LimitError`` for the limit of the registry; ``TickError`` when ``r`` has ended; RuntimeError
+    ``TickError`` when ``r`` has ended, ``StaleError`` when it ends meanwhile; RuntimeError
     when the body was read before, or a part of it; TypeError and ValueError for wrong arguments.
     The event loop of the request calls it; any thread may use what it returns.
     """
@@ -93,7 +94,8 @@ class ArenaMiddleware:
 
     A ``BodyLimitError`` that leaves the handler before the response has begun becomes
     ``web.HTTPRequestEntityTooLarge``, a 413. aiohttp then drops what the client still sends for 10
-    s, and closes. For WebSockets see ``messages()``.
+    s, and closes. Any other ``LimitError``, as for the limit of the registry, becomes a 503. For
+    WebSockets see ``messages()``.
 
     aiohttp holds the last response of a connection until the next one on it is due. A view that is
     its body pins that memory as long: ``write()`` the view to a ``StreamResponse`` instead.
@@ -128,6 +130,12 @@ class ArenaMiddleware:
             raise web.HTTPRequestEntityTooLarge(
                 max_size=error.limit, actual_size=error.size, text=f"{error}\n"
             ) from error
+        except (
+            LimitError
+        ) as error:  # of the registry or the process: another time there may be room
+            if request.writer.output_size:
+                raise
+            raise web.HTTPServiceUnavailable(text=f"{error}\n") from error
         except DisconnectError:  # nobody is there to get an answer, and it is nobody's fault
             return web.Response(status=499, reason="Client Closed Request")
         except (ConnectionError, asyncio.CancelledError) as error:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from arena import _web
 from arena._native import StrBuf
-from arena.errors import BodyLimitError, DisconnectError
+from arena.errors import BodyLimitError, DisconnectError, LimitError
 from arena.requests import Request, Requests
 
 __all__ = ["ArenaMiddleware", "read_body", "requests"]
@@ -47,10 +47,11 @@ async def read_body(receive: _Receive, r: Request, limit: int | str | None = "32
     ``limit`` is the most bytes that the body may have, as an int or as "32 MiB"; None leaves it to
     the limit of ``r``, which holds in any case. A piece that would pass it raises
     ``BodyLimitError``, and so does a Content-Length over it, before anything is read; ``r`` is then
-    discarded, so nothing of the body stays. Under ``ArenaMiddleware`` that becomes a 413.
+    discarded, so nothing of the body stays. Under ``ArenaMiddleware`` that becomes a 413. So it is
+    with a ``LimitError`` for the limit of the registry or the process, which becomes a 503.
 
     Raises ``DisconnectError``, a ``ConnectionError``, when the client goes away before the end;
-    ``LimitError`` for the limit of the registry; ``TickError`` when ``r`` has ended; RuntimeError
+    ``TickError`` when ``r`` has ended, ``StaleError`` when it ends meanwhile; RuntimeError
     when the body was read before, or a part of it, which only ``ArenaMiddleware`` can know;
     TypeError and ValueError for wrong arguments. The event loop of the request calls it; any thread
     may use what it returns. The body is then read: ``request.body()`` of a framework would wait for
@@ -59,10 +60,12 @@ async def read_body(receive: _Receive, r: Request, limit: int | str | None = "32
     exchange = _exchanges.get(r) if isinstance(r, Request) else None
     if exchange is None:
         return await _read(receive, r, limit, None)
+    if exchange.reading:
+        raise RuntimeError("the body is being read by another call of read_body()")
     exchange.reading = True
     try:
         return await _read(receive, r, limit, exchange.announced)
-    except BodyLimitError as error:
+    except LimitError as error:
         exchange.refused = error
         raise
     finally:
@@ -123,7 +126,7 @@ class _Exchange:
         """Somebody else has received some of the body."""
         self.started = False
         """The response has begun."""
-        self.refused: BodyLimitError | None = None
+        self.refused: LimitError | None = None
         """What read_body() has raised."""
         self.replaced = False
         """The app answers that with a 500, which is not sent."""
@@ -176,7 +179,7 @@ class _Exchange:
             self._request.discard()
 
     async def refuse(self) -> None:
-        """Answer 413, and drop what the client still sends: it may read no answer before its end.
+        """Answer 413 or 503, and drop what the client still sends: it may read no answer before.
 
         A server that closes while there is something unread resets the connection, and the answer
         is lost with it. A client that waits for "100 Continue" sends nothing: it got the 413.
@@ -189,7 +192,8 @@ class _Exchange:
         ]
         if not self.arrived and str(self._scope.get("http_version", "1.1")).startswith("1"):
             headers.append((b"connection", b"close"))
-        await self._send({"type": "http.response.start", "status": 413, "headers": headers})
+        status = 413 if isinstance(self.refused, BodyLimitError) else 503
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": text, "more_body": linger})
         if not linger:
             return
@@ -227,9 +231,10 @@ class ArenaMiddleware:
     in Starlette and FastAPI. It ends when the last ``http.response.body`` has been sent, and at the
     latest when the app returns or raises: a streaming response has it to its end, and so it goes on
     an error and a cancellation. When the client goes it ends at once if its body had been received,
-    though the app may still work on it: what must be done all the same takes a copy first. What runs after the response, as a ``BackgroundTask``
-    does, finds it ended, and gets ``StaleError``: take a copy (``persist()``) for it. Endpoints
-    that run in a thread pool may use it as any other: it is no thread's.
+    though the app may still work on it: what must be done all the same takes a copy first. What
+    runs after the response, as a ``BackgroundTask`` does, finds it ended, and gets ``StaleError``:
+    take a copy (``persist()``) for it. Endpoints that run in a thread pool may use it as any other:
+    it is no thread's.
 
     A ``BodyLimitError`` that leaves the app before the response has begun, or that an error handler
     of the app answers with a 500, becomes a 413; the connection is closed once the client has
@@ -275,7 +280,7 @@ class ArenaMiddleware:
                 raise
             # Else nobody is there to get an answer, and it is nobody's fault.
         except Exception as error:
-            if isinstance(error, BodyLimitError):
+            if isinstance(error, LimitError):
                 exchange.refused = error
             if exchange.started or exchange.refused is None:
                 raise

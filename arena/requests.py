@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import itertools
 import logging
-import math
+import sys
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator
@@ -68,8 +68,20 @@ class RequestStats:
     """The most bytes that the open requests may hold together, or None."""
 
 
+def _is_lazy(fn: object) -> bool:
+    """A call of it runs nothing yet."""
+    return (
+        inspect.iscoroutinefunction(fn)
+        or inspect.isasyncgenfunction(fn)
+        or inspect.isgeneratorfunction(fn)
+    )
+
+
 def _shown(key: object) -> str:
-    text = repr(key)
+    try:
+        text = repr(key)
+    except Exception:  # a key's own mistake must not keep the others of a sweep waiting
+        text = f"<{type(key).__name__} that cannot be shown>"
     return text if len(text) <= _LABEL else f"{text[:_LABEL]}..."
 
 
@@ -140,12 +152,17 @@ class Request:
         ``on_discard(loop.call_soon_threadsafe, ...)``. Raises TypeError for what cannot be called,
         and for an ``async def``, which nobody would await; TickError when the request has ended.
         """
+        if not callable(fn):
+            raise TypeError(
+                f"on_discard(fn, *args, **kwargs) takes a callable first, not {fn!r:.80}"
+            )
         # An object may have an async __call__; of a function that is nothing of the kind.
         call = getattr(fn, "__call__", None)  # noqa: B004
-        if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call):
+        if _is_lazy(fn) or _is_lazy(call):
             raise TypeError(
-                f"on_discard() takes a plain function, and {_shown(fn)} is async: nobody would "
-                "await it; settle a future, put_nowait() into a queue, or make a task in it"
+                f"on_discard() takes a plain function, and {_shown(fn)} is async or a generator: "
+                "nobody would await it; settle a future, put_nowait() into a queue, or make a task "
+                "in it"
             )
         self.tick.cleanup(fn, *args, **kwargs)
 
@@ -213,6 +230,10 @@ class Requests:
     def __init__(self, name: str, limit: int | str | None = None) -> None:
         if not isinstance(name, str):
             raise TypeError(f"the name of a registry is a str, not {type(name).__name__}")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"the name of a registry is text, not {name!r}") from None
         self.name = name
         """The name of its ticks, in the map of what escapes and in set_retention()."""
         self._native = _native._registry(name, limit)
@@ -294,8 +315,8 @@ class Requests:
         """
         if isinstance(older_than, bool) or not isinstance(older_than, (int, float)):
             raise TypeError(f"older_than is a number of seconds, not {type(older_than).__name__}")
-        if not older_than >= 0 or math.isinf(older_than):
-            raise ValueError(f"older_than is a number of seconds from 0, not {older_than!r}")
+        if not 0 <= older_than <= sys.float_info.max:
+            raise ValueError(f"older_than is a number of seconds from 0, not {older_than!r:.40}")
         late = [r for r in list(self._open.values()) if r.age > older_than]
         return self._sweep(
             late, f"requests older than {older_than:g} s of {self.name!r}", tell=True
@@ -335,6 +356,7 @@ class Requests:
     def _label(self, group: Hashable) -> str:
         if group is None:
             raise TypeError("None is no group: it would be all that were opened without one")
+        hash(group)
         return f"group {_shown(group)} of {self.name!r}"
 
     def _sweep(
@@ -379,6 +401,18 @@ class Requests:
         return self
 
     def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None:
+        self._close(error)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,

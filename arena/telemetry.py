@@ -221,7 +221,11 @@ _METRICS = (
         "arena.requests.discarded", _COUNTER, "{request}", "Requests discarded.", "discarded"
     ),
     _registered(
-        "arena.requests.swept", _COUNTER, "{request}", "Those that a sweep() discarded.", "swept"
+        "arena.requests.swept",
+        _COUNTER,
+        "{request}",
+        "Ended by sweep(), close_group(), close().",
+        "swept",
     ),
     _registered(
         "arena.requests.pinned", _LEVEL, "By", "Memory that views keep past its request.", "pinned"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import subprocess
 import sys
@@ -169,6 +170,109 @@ def test_a_body_that_was_read_before_is_an_error(requests: arena.Requests) -> No
         assert (await post(port, "/", b"body")).body == b"told"
 
     serve(requests, handler, test)
+
+
+def test_a_body_of_which_a_part_was_read_is_an_error_and_not_cut_short(
+    requests: arena.Requests,
+) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        await request.content.read(3)
+        with pytest.raises(RuntimeError, match="or a part of it"):
+            await read_body(request, request["arena"])
+        return web.Response(text="told")
+
+    async def test(port: int) -> None:
+        for body in (b"short", PIECE * 20):
+            assert (await post(port, "/", body)).body == b"told"
+
+    serve(requests, handler, test)
+
+
+def test_what_finds_no_room_in_the_registry_is_a_503() -> None:
+    async def test(port: int) -> None:
+        for body in (bytes(900_000), iter([PIECE] * 13)):
+            answer = await post(port, "/length", body)
+            assert answer.status == 503
+            assert b"the open requests of 'small' would pass their limit" in answer.body
+        assert (await post(port, "/length", bytes(1 << 19))).status == 200
+
+    async def main(small: arena.Requests) -> None:
+        app = web.Application(middlewares=[ArenaMiddleware(small)])
+        app.router.add_post("/length", length)
+        async with under_aiohttp(app) as port:
+            await test(port)
+            await idle(small)
+
+    with arena.Requests("small", limit="512 KiB") as small:
+        run(main(small))
+
+
+def test_when_the_client_goes_the_request_ends_and_whoever_waits_is_woken(
+    requests: arena.Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena.aiohttp, "LOOK", 0.001)
+    seen: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        answer = asyncio.get_running_loop().create_future()
+        request["arena"].on_discard(answer.set_result, "nobody is there")
+        await read_body(request, request["arena"])
+        seen.append(await answer)
+        return web.Response()
+
+    async def test(port: int) -> None:
+        async with Client.to(port) as client:
+            await client.head("/", "Content-Length: 4")
+            await client.send(b"body")
+            await until(lambda: requests.stats().bytes == 4)
+        await until(lambda: seen)
+
+    serve(requests, handler, test)
+    assert seen == ["nobody is there"]
+
+
+def test_an_upload_that_breaks_off_is_no_error_in_the_log(
+    requests: arena.Requests, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(port: int) -> None:
+        async with Client.to(port) as client:
+            await client.head("/", "Content-Length: 1000000")
+            await client.send(PIECE)
+            await until(lambda: requests.stats().bytes >= len(PIECE))
+        await idle(requests)
+
+    serve(requests, length, test)
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("how", ["whole", "slices"])
+def test_a_download_that_breaks_off_does_not_pin_the_body_until_a_collection(
+    requests: arena.Requests, how: str
+) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            body = await read_body(request, request["arena"])
+            response = web.StreamResponse()
+            await response.prepare(request)
+            view = memoryview(body)
+            for start in range(0, len(view), len(view) if how == "whole" else len(PIECE)):
+                await response.write(view[start:])
+            return response
+
+        async def test(port: int) -> None:
+            async with Client.to(port) as client:
+                body = PIECE * 64
+                await client.head("/", f"Content-Length: {len(body)}")
+                await client.send(body)
+                await client.reader.readuntil(b"\r\n\r\n")
+            await idle(requests)  # of what is pinned, too
+
+        serve(requests, handler, test)
+    finally:
+        gc.enable()
 
 
 def test_a_client_that_goes_away_is_a_connection_error(requests: arena.Requests) -> None:

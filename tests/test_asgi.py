@@ -27,6 +27,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 import arena
 from arena import asgi
+from arena._web import Body
 from arena.asgi import ArenaMiddleware, read_body
 
 PIECE = b"x" * 65536
@@ -135,12 +136,16 @@ def test_what_is_told_of_a_refused_body_survives_a_pickle() -> None:
     assert str(error).endswith("10 bytes are allowed, Content-Length says 20")
 
 
-def test_a_callback_that_fails_at_a_refusal_is_a_note_of_it(requests: arena.Requests) -> None:
+def test_a_callback_that_fails_at_a_refusal_is_a_note_of_it_and_logged(
+    requests: arena.Requests, caplog: pytest.LogCaptureFixture
+) -> None:
     r = requests.open("a")
     r.on_discard(lambda: 1 / 0)
     with pytest.raises(arena.BodyLimitError) as refused:
         read(r, pieces_of(b"12345"), 4)
     assert "ZeroDivisionError" in refused.value.__notes__[0]
+    (record,) = caplog.records  # a middleware makes a 413 of the error
+    assert "ZeroDivisionError" in record.getMessage()
 
 
 def test_the_limit_of_the_request_holds_with_what_it_has_already(requests: arena.Requests) -> None:
@@ -159,8 +164,7 @@ def test_no_limit_is_the_limit_of_the_registry(requests: arena.Requests) -> None
         with pytest.raises(arena.LimitError, match="the open requests of 'small'") as refused:
             read(r, pieces_of(b"x" * 150, b"x" * 51), None)
         assert not isinstance(refused.value, arena.BodyLimitError)
-        assert r.open
-        assert r.used == 150
+        assert not r.open  # nothing of it is kept
     with requests.delivering(requests.open("a").key) as r:
         assert len(read(r, pieces_of(*[PIECE] * 600), None)) == 600 * len(PIECE)
 
@@ -451,6 +455,118 @@ def test_a_body_that_was_read_before_is_an_error_and_no_wait_for_ever(
         receiving.cancel()
 
     Server(pieces_of(b"all")).run(ArenaMiddleware(app, requests))
+
+
+def test_a_body_of_which_a_part_was_read_is_an_error_and_not_cut_short(
+    requests: arena.Requests,
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        with pytest.raises(RuntimeError, match="or a part of it"):
+            await read_body(receive, scope["arena"])
+
+    Server(pieces_of(b"first", b"second")).run(ArenaMiddleware(app, requests))
+
+
+def test_two_readers_of_one_body_do_not_share_it(requests: arena.Requests) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        first = asyncio.create_task(read_body(receive, scope["arena"]))
+        await asyncio.sleep(0)
+        if not first.done():
+            with pytest.raises(RuntimeError, match="is being read by another call"):
+                await read_body(receive, scope["arena"])
+        assert await first == b"all of it"
+
+    class Slow(Server):
+        async def receive(self) -> Any:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return await super().receive()
+
+    Slow(pieces_of(b"all of ", b"it")).run(ArenaMiddleware(app, requests))
+
+
+@pytest.mark.parametrize("when", ["waiting", "uploading"])
+def test_when_the_client_goes_the_request_ends_and_whoever_waits_is_woken(
+    requests: arena.Requests, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        answer = asyncio.get_running_loop().create_future()
+        scope["arena"].on_discard(answer.set_result, "nobody is there")
+        seen.append("reads")
+        await read_body(receive, scope["arena"])
+        seen.append(await answer)
+
+    async def main() -> None:
+        async with under_uvicorn(ArenaMiddleware(app, requests)) as port:
+            async with Client.to(port) as client:
+                await client.head("/", "Content-Length: 4")
+                await client.send(b"body" if when == "waiting" else b"bo")
+                await until(lambda: requests.stats().bytes == (4 if when == "waiting" else 2))
+            await idle(requests)
+
+    run(main())
+    assert seen == ["reads", "nobody is there"][: 2 if when == "waiting" else 1]
+    assert "Exception in ASGI application" not in caplog.text
+
+
+def test_what_finds_no_room_in_the_registry_is_a_503(requests: arena.Requests) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = await read_body(receive, scope["arena"])
+        await send(OK)
+        await send({"type": "http.response.body", "body": b"%d" % len(body)})
+
+    async def main() -> None:
+        with arena.Requests("small", limit="1 MiB") as small:
+            async with under_uvicorn(ArenaMiddleware(app, small)) as port:
+                for body in (bytes(20 << 20), iter([PIECE] * 40)):
+                    answer = await post(port, "/", body)
+                    assert answer.status == 503
+                    assert b"the open requests of 'small' would pass their limit" in answer.body
+                assert (await post(port, "/", bytes(1 << 20))).status == 200
+                await idle(small)
+
+    run(main())
+
+
+@pytest.mark.as_ever
+def test_a_client_that_only_announces_a_body_makes_nothing_resident() -> None:
+    with arena.Requests("announced") as announced:
+        base = arena.memory().resident
+        for key in range(100):
+            body = Body(announced.open(key), "64 MiB", 33_000_000)
+            body.append(b"x")
+        assert arena.memory().resident - base < 8 << 20
+        for _ in range(32):
+            body.append(bytes(1_000_000))
+        assert len(body.buf) == 32_000_001
+        maps = arena.stats().maps
+        body = Body(announced.open("more"), None, 1 << 60)  # a word that is not believed
+        for _ in range(40):
+            body.append(PIECE)
+        assert arena.stats().maps - maps < 8
+        assert body.buf[len(body.buf) - 1] == PIECE[-1]
+        body = Body(announced.open("less"), None, 1)  # as of what is compressed
+        for _ in range(40):
+            body.append(PIECE)
+        assert len(body.buf) == 40 * len(PIECE)
+
+
+def test_who_has_sent_some_of_a_body_gets_room_for_all_of_it_at_once(
+    requests: arena.Requests,
+) -> None:
+    with requests.delivering(requests.open("k").key) as r:
+        body = Body(r, None, 33_000_000)
+        body.append(bytes(1 << 20))
+        small = arena.stats().chunks
+        body.append(b"x")
+        assert arena.stats().chunks - small > 30_000_000
+        large = arena.stats().chunks
+        for _ in range(31):
+            body.append(bytes(1_000_000))
+        assert arena.stats().chunks == large
 
 
 @pytest.mark.parametrize(

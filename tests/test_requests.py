@@ -11,7 +11,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -117,6 +117,11 @@ def test_a_registry_with_nothing_open_is_still_true(reqs: arena.Requests) -> Non
 def test_wrong_arguments_are_told_and_open_nothing(reqs: arena.Requests) -> None:
     with pytest.raises(TypeError, match="the name of a registry is a str, not int"):
         arena.Requests(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the name of a registry is text"):
+        arena.Requests("\ud800")
+    for call in (reqs.close_group, reqs.group):
+        with pytest.raises(TypeError, match="unhashable"):
+            call([])
     with pytest.raises(ValueError, match="a limit is a number of bytes such as"):
         arena.Requests("bodies", limit="lots")
     for wrong in (True, 1.5, []):
@@ -124,7 +129,7 @@ def test_wrong_arguments_are_told_and_open_nothing(reqs: arena.Requests) -> None
             reqs.open("k", limit=wrong)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="older_than is a number of seconds"):
             reqs.sweep("1")  # type: ignore[arg-type]
-    for seconds in (-1, float("nan"), float("inf")):
+    for seconds in (-1, float("nan"), float("inf"), 10**400):
         with pytest.raises(ValueError, match="older_than is a number of seconds from 0"):
             reqs.sweep(seconds)
     with pytest.raises(TypeError, match="older_than"):
@@ -137,12 +142,12 @@ class Unshowable:
         raise ZeroDivisionError("no repr")
 
 
-def test_a_key_that_cannot_be_shown_opens_nothing(reqs: arena.Requests) -> None:
-    before = arena.stats().ticks_open
-    with pytest.raises(ZeroDivisionError):
-        reqs.open(Unshowable())
-    assert arena.stats().ticks_open == before
-    assert reqs.stats().opened == 0
+def test_a_key_that_cannot_be_shown_is_a_key_all_the_same(
+    reqs: arena.Requests, caplog: pytest.LogCaptureFixture
+) -> None:
+    reqs.open(Unshowable(), group=Unshowable())
+    assert reqs.sweep(0) == 1
+    assert "<Unshowable that cannot be shown>" in caplog.text
 
 
 class Contrary:
@@ -170,6 +175,62 @@ def test_a_key_whose_comparison_fails_opens_nothing(reqs: arena.Requests) -> Non
         Contrary.armed = False
     assert (len(reqs), reqs.stats().opened) == (1, 1)
     assert reqs.discard(key)
+
+
+def test_a_request_ends_once_even_when_its_key_has_changed(reqs: arena.Requests) -> None:
+    class Changes:
+        value = 1
+
+        def __hash__(self) -> int:
+            return self.value
+
+    key, said = Changes(), []
+    r = reqs.open(key)
+    r.on_discard(said.append, "told")
+    r.strdup(BODY)
+    key.value = 2
+    assert r.discard()
+    now = reqs.stats()
+    assert (said, now.open, now.discarded, arena.stats().scratch) == (["told"], 0, 1, 0)
+
+    failing = Contrary()
+    reqs.open(failing)
+    reqs.open(Contrary())  # of the same hash, so the two are compared
+    Contrary.armed = True
+    try:
+        assert reqs.discard(failing)
+    finally:
+        Contrary.armed = False
+    assert reqs.stats().open == 1
+
+
+def test_the_native_parts_refuse_what_is_not_theirs(reqs: arena.Requests) -> None:
+    native, ending = reqs._native, arena._native._Ending
+    wrong: list[Callable[[], object]] = [
+        lambda: arena._native._registry(1, None),  # type: ignore[arg-type]
+        lambda: native.open([], 1, 2, "3", None),  # type: ignore[arg-type]
+        lambda: native._over([], 1, 2, 3),
+        lambda: native.end(3, None),  # type: ignore[arg-type]
+        lambda: native.sweep((), "what", None),  # type: ignore[arg-type]
+        lambda: native.close_group([], 1, "what"),  # type: ignore[arg-type]
+        lambda: ending([], 1),  # type: ignore[arg-type]
+    ]
+    for call in wrong:
+        with pytest.raises(TypeError):
+            call()
+    with pytest.raises(AttributeError, match="tick"):
+        native.sweep([object()], "what", None)
+    with pytest.raises(AttributeError, match="group"):
+        native.close_group({1: object()}, 1, "what")
+    blank = ending.__new__(ending)
+    assert blank.__enter__() is blank
+    assert blank.__exit__(None, None, None) is None
+    assert len(reqs) == 0
+    r = reqs.open("k")
+    tick, r.tick = r.tick, 3  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="the tick of a request was replaced"):
+        reqs.delivering("k").__enter__()
+    r.tick = tick
 
 
 # Memory
@@ -497,9 +558,19 @@ def test_on_discard_takes_only_what_will_be_run(reqs: arena.Requests) -> None:
         async def __call__(self) -> None: ...
 
     for wrong in (functools.partial(nobody_awaits), Async(), Async().__call__):
-        with pytest.raises(TypeError, match="is async: nobody would await it"):
+        with pytest.raises(TypeError, match="is async or a generator: nobody would await it"):
             r.on_discard(wrong)
-    with pytest.raises(TypeError, match="takes a callable"):
+
+    def generates() -> Iterator[None]:
+        yield
+
+    async def generates_async() -> AsyncIterator[None]:
+        yield
+
+    for wrong in (generates, generates_async):
+        with pytest.raises(TypeError, match="is async or a generator"):
+            r.on_discard(wrong)
+    with pytest.raises(TypeError, match=r"on_discard\(fn, .* takes a callable first, not 3"):
         r.on_discard(3)  # type: ignore[arg-type]
 
 
@@ -869,6 +940,24 @@ def test_the_with_of_a_registry_closes_it() -> None:
     assert len(reqs) == 0
     with pytest.raises(arena.TickError, match="is closed"):
         reqs.open("b")
+
+
+def test_a_registry_is_closed_by_async_with_too() -> None:
+    async def main() -> arena.Requests:
+        async with arena.Requests("bodies") as reqs:
+            reqs.open("a")
+        return reqs
+
+    reqs = asyncio.run(main())
+    assert (len(reqs), reqs.stats().swept) == (0, 1)
+
+
+def test_the_warning_for_a_forgotten_registry_says_what_to_keep() -> None:
+    other = arena.Requests("other")
+    other.open("k")
+    with pytest.warns(ResourceWarning, match="keep its registry, and discard it or close that"):
+        del other
+        gc.collect()
 
 
 def test_registries_lists_those_that_are_alive(reqs: arena.Requests) -> None:

@@ -51,7 +51,8 @@ class Server:
         self._glimpse = "unparsed" in options
         self._keys = itertools.count(1)
         self._rollouts: dict[str, set[asyncio.Task[None]]] = {}
-        self._handlers: set[int] = set()
+        self._handlers: dict[int, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
         self._hung: set[int] = set()
         self._unblocked: Counter[int] = Counter()
@@ -75,7 +76,7 @@ class Server:
         return {
             **self._store.figures(),
             "handlers": len(self._handlers),
-            "tasks": sum(map(len, self._rollouts.values())),
+            "tasks": len(self._tasks),
             "hung": len(self._hung),
             "unblocked": {str(times): count for times, count in self._unblocked.items()},
             "failures": dict(self._failures),
@@ -123,7 +124,7 @@ class Server:
         for task in self._rollouts.pop(rollout):
             task.cancel()
         self._store.close_group(rollout)
-        self._watch(*self._handlers)
+        self._watch(*(key for key, group in self._handlers.items() if group == rollout))
 
     async def _tell(self, request: web.Request) -> web.Response:
         return web.json_response(self.figures())
@@ -140,13 +141,13 @@ class Server:
         if rollout not in self._rollouts:
             raise web.HTTPNotFound(text=f"there is no rollout {rollout!r}: POST it first\n")
         parked = Parked(next(self._keys), rollout)
-        self._handlers.add(parked.key)
+        self._handlers[parked.key] = rollout
         self._store.open(parked)
         try:
             return await self._answer(request, parked, protocol)
         finally:
             self._store.discard(parked)
-            self._handlers.discard(parked.key)
+            del self._handlers[parked.key]
             self._unblocked[parked.unblocked] += 1
 
     async def _answer(
@@ -166,6 +167,8 @@ class Server:
         task = asyncio.create_task(self._deliver(parked, protocol, asked, request.headers))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         try:
             if isinstance(waiter, Streamed):
                 return await self._stream(request, protocol, waiter)

@@ -492,9 +492,11 @@ static void end_forgotten(Tick *tick) {
     PyObject *which = quiet ? NULL : arena_py_describe(tick->scope);
     if (which)
         (void)PyErr_ResourceWarning(NULL, 1,
-                                    "%U was never ended: it was collected, and its memory is "
-                                    "back; keep what begin() returns and call its end()",
-                                    which);
+                                    "%U was never ended: it was collected, and its memory is back; %s",
+                                    which,
+                                    tick->scope->tick.group
+                                        ? "keep its registry, and discard it or close that"
+                                        : "keep what begin() returns and call its end()");
     if (PyErr_Occurred()) PyErr_WriteUnraisable((PyObject *)tick);
     Py_XDECREF(which);
     PyErr_Restore(type, value, traceback);
