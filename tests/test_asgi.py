@@ -608,6 +608,23 @@ def test_it_is_there_after_import_arena_and_imports_no_framework() -> None:
 # WebSockets, by hand.
 
 
+def test_a_message_ends_when_the_next_is_asked_for_and_not_when_it_comes(
+    requests: arena.Requests,
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        first = scope["arena"].message
+        waiting = asyncio.create_task(receive())  # nothing comes
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert not first.open
+        assert requests.stats().bytes == 0
+        waiting.cancel()
+
+    messages = [{"type": "websocket.receive", "text": "one"}]
+    Server(messages, type="websocket", path="/ws").run(ArenaMiddleware(app, requests))
+
+
 def test_each_message_has_a_request_until_the_next_is_asked_for(requests: arena.Requests) -> None:
     seen: list[arena.Request] = []
 

@@ -238,6 +238,34 @@ def test_the_churn_of_bodies_is_measured_from_outside(tmp_path: Path) -> None:
     assert drawn.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    "name", ["discard/jemalloc", "keep/mimalloc", "keep/2 heaps", "discard+trim", "arena+objects"]
+)
+def test_a_variant_of_the_churn_runs_with_what_it_names(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.churn.measure import running
+    from benchmarks.churn.variants import VARIANTS
+
+    variant = VARIANTS[name]
+    if variant.missing:
+        pytest.skip(variant.missing)
+    with running(variant) as site:
+        process = Path(f"/proc/{site.server._process.pid}")
+        mapped = (process / "maps").read_text()
+        heaps = b"MALLOC_ARENA_MAX=2" in (process / "environ").read_bytes().split(b"\0")
+        trims, rest = site.server.ask("trimmer"), site.server.ask("rest")
+        figures = site.server.ask("figures")
+    assert [lib for lib in ("jemalloc", "mimalloc") if f"lib{lib}" in mapped] == (
+        [variant.library] if variant.library else []
+    )
+    assert heaps == (name == "keep/2 heaps")
+    assert (trims is not None and trims["running"]) == (name == "discard+trim")
+    assert (rest["captured"] > 0) == (name == "arena+objects")
+    assert (figures["open"], figures["tasks"], figures["hung"]) == (0, 0, 0)
+
+
 def test_a_variant_whose_library_is_missing_is_left_out_with_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
