@@ -61,6 +61,6 @@ understood() { # understood PYTEST_ARGUMENT...: says in one line when pytest can
 }
 
 # Measures time or memory, or watches processes that the tool is not in.
-irrelevant=(--ignore=tests/test_demo.py --ignore=tests/test_benchmarks.py
+irrelevant=(--ignore=tests/test_demo.py --ignore=tests/test_benchmarks.py --ignore=tests/test_churn.py
     --ignore=tests/test_readme.py --ignore=tests/test_map.py --ignore=tests/test_pytest_plugin.py
     --ignore=tests/test_doctor.py --ignore=tests/test_watch.py)
