@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Iterator
@@ -64,8 +65,10 @@ class Body:
         if self._announced is not None and size > _PROVEN:
             # All the rest in one mapping, so that it need not move again and again. Not before some
             # of it has come: the first byte in a huge page is 2 MiB, and a header is only a word.
-            self.buf._reserve(min(max(self._announced - len(self.buf), 0), _MOST))
+            room = min(max(self._announced - len(self.buf), 0), _MOST)
             self._announced = None
+            with contextlib.suppress(MemoryError):  # a wish: what comes may fit all the same
+                self.buf._reserve(room)
         try:
             self.buf.append(piece)
         except LimitError as error:  # the registry's, or the process's

@@ -88,9 +88,9 @@ class ArenaMiddleware:
     with the task in which aiohttp handles the request and sends the response, and so it does on an
     error and a cancellation; a ``StreamResponse`` has it to its end. When the client goes it ends
     within a second, though the handler may still work on it: what must be done all the same takes
-    a copy first. Handlers that work in a thread may use it there: it is no
-    thread's. Put it first of the middlewares: one around it that runs the rest in another task, as
-    a timeout may, would end it before the response is sent.
+    a copy first. Handlers that work in a thread may use it there: it is no thread's. Put it first
+    of the middlewares: one around it that runs the rest in another task, as a timeout may, would
+    end it before the response is sent.
 
     A ``BodyLimitError`` that leaves the handler before the response has begun becomes
     ``web.HTTPRequestEntityTooLarge``, a 413. aiohttp then drops what the client still sends for 10
@@ -130,18 +130,18 @@ class ArenaMiddleware:
             raise web.HTTPRequestEntityTooLarge(
                 max_size=error.limit, actual_size=error.size, text=f"{error}\n"
             ) from error
-        except (
-            LimitError
-        ) as error:  # of the registry or the process: another time there may be room
+        except LimitError as error:
             if request.writer.output_size:
                 raise
+            # Of the registry or the process: another time there may be room.
             raise web.HTTPServiceUnavailable(text=f"{error}\n") from error
         except DisconnectError:  # nobody is there to get an answer, and it is nobody's fault
             return web.Response(status=499, reason="Client Closed Request")
         except (ConnectionError, asyncio.CancelledError) as error:
-            # aiohttp keeps this until the next collection of all, and its frames have what the
-            # handler was sending: a view, which pins the body.
-            traceback.clear_frames(error.__traceback__)
+            if request.transport is None or request.transport.is_closing():
+                # The client has gone. aiohttp keeps this until the next collection of all, and its
+                # frames have what the handler was sending: a view, which pins the body.
+                traceback.clear_frames(error.__traceback__)
             raise
 
 

@@ -7,6 +7,7 @@ import gc
 import gzip
 import subprocess
 import sys
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -243,6 +244,35 @@ def test_an_upload_that_breaks_off_is_no_error_in_the_log(
 
     serve(requests, length, test)
     assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
+def test_the_frames_of_a_handlers_own_connection_error_are_left_for_whoever_looks(
+    requests: arena.Requests,
+) -> None:
+    seen: list[Any] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        in_the_frame = "the database"
+        raise ConnectionRefusedError(in_the_frame)
+
+    @web.middleware
+    async def outer(request: web.Request, handler: Any) -> Any:
+        try:
+            return await handler(request)
+        except ConnectionRefusedError as error:
+            frame = [f for f, _ in traceback.walk_tb(error.__traceback__)][-1]
+            seen.append(frame.f_locals.get("in_the_frame"))
+            return web.Response(status=502)
+
+    async def main() -> None:
+        app = web.Application(middlewares=[outer, ArenaMiddleware(requests)])
+        app.router.add_post("/", handler)
+        async with under_aiohttp(app) as port:
+            assert (await post(port, "/", b"")).status == 502
+            await idle(requests)
+
+    run(main())
+    assert seen == ["the database"]
 
 
 @pytest.mark.parametrize("how", ["whole", "slices"])

@@ -543,15 +543,31 @@ def test_a_client_that_only_announces_a_body_makes_nothing_resident() -> None:
             body.append(bytes(1_000_000))
         assert len(body.buf) == 32_000_001
         maps = arena.stats().maps
-        body = Body(announced.open("more"), None, 1 << 60)  # a word that is not believed
+        chunks = arena.stats().chunks
+        body = Body(announced.open("more"), None, 3 << 30)  # a word that is not wholly believed
         for _ in range(40):
             body.append(PIECE)
         assert arena.stats().maps - maps < 8
+        assert arena.stats().chunks - chunks < 2 << 30
         assert body.buf[len(body.buf) - 1] == PIECE[-1]
         body = Body(announced.open("less"), None, 1)  # as of what is compressed
         for _ in range(40):
             body.append(PIECE)
         assert len(body.buf) == 40 * len(PIECE)
+
+
+def test_with_no_address_space_for_all_that_is_announced_a_body_is_taken_all_the_same() -> None:
+    code = (
+        "import arena, resource; from arena._web import Body\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "size = pages * resource.getpagesize() + (128 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size, size))\n"
+        "body = Body(arena.Requests('bodies').open('k'), None, 1 << 40)\n"
+        "for _ in range(40): body.append(bytes(65536))\n"
+        "print(len(body.buf))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{40 << 16}\n", "")
 
 
 def test_who_has_sent_some_of_a_body_gets_room_for_all_of_it_at_once(
